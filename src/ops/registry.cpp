@@ -1,0 +1,14 @@
+#include "ops/registry.h"
+
+#include "ops/rms_norm/rms_norm.h"
+
+namespace fwpkm {
+
+std::span<const OpInfo> all_ops() {
+  static const OpInfo ops[] = {
+      {&kRmsNorm, &rms_norm_cases},
+  };
+  return ops;
+}
+
+}  // namespace fwpkm

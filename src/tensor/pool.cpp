@@ -1,0 +1,89 @@
+#include "tensor/pool.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace fwpkm {
+namespace {
+
+constexpr size_t kAlign = 64;
+// Requests are rounded up to this, so that sizes that differ a little share blocks.
+constexpr size_t kGranule = 4096;
+
+size_t rounded(size_t bytes) {
+  const size_t unit = bytes < kGranule ? kAlign : kGranule;
+  return std::max(kAlign, (bytes + unit - 1) / unit * unit);
+}
+
+}  // namespace
+
+Device Device::parse(const std::string& name) {
+  if (name == "reference") {
+    return reference();
+  }
+  if (name == "cpu") {
+    return cpu();
+  }
+  if (name == "cuda") {
+    fail("device", "this build has no CUDA backend; use --device cpu or --device reference");
+  }
+  fail("device", "there is no device '{}'; use cpu or reference", name);
+}
+
+Block::~Block() {
+  pool_->release(data_, bytes_);
+}
+
+Pool::~Pool() {
+  trim();
+}
+
+std::shared_ptr<Block> Pool::allocate(size_t bytes) {
+  const size_t size = rounded(bytes);
+  void* data = nullptr;
+  // The closest returned block that fits without wasting more than an eighth of it.
+  auto it = free_.lower_bound(size);
+  while (it != free_.end() && it->second.empty() && it->first <= size + size / 8) {
+    ++it;
+  }
+  size_t got = size;
+  if (it != free_.end() && !it->second.empty() && it->first <= size + size / 8) {
+    got = it->first;
+    data = it->second.back();
+    it->second.pop_back();
+  } else {
+    data = std::aligned_alloc(kAlign, size);
+    if (data == nullptr) {
+      fail("memory",
+           "out of memory asking for {} MiB ({} MiB are in use); use a smaller batch or "
+           "a shorter sequence",
+           size >> 20, used_ >> 20);
+    }
+    held_ += size;
+  }
+  used_ += got;
+  peak_ = std::max(peak_, used_);
+  if (poison_) {
+    std::memset(data, 0xff, got);
+  }
+  return std::make_shared<Block>(this, data, got);
+}
+
+void Pool::release(void* data, size_t bytes) {
+  used_ -= bytes;
+  free_[bytes].push_back(data);
+}
+
+void Pool::trim() {
+  for (auto& [bytes, blocks] : free_) {
+    for (void* block : blocks) {
+      std::free(block);
+      held_ -= bytes;
+    }
+    blocks.clear();
+  }
+}
+
+}  // namespace fwpkm

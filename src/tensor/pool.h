@@ -1,0 +1,77 @@
+// Owners of tensor memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tensor/view.h"
+
+namespace fwpkm {
+
+// A device to run on: where memory comes from and which float type its tensors have.
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  DType real = DType::kF32;
+
+  static Device reference() { return {DeviceKind::kReference, DType::kF64}; }
+  // The scalar reference code in float: the plain implementation that fast kernels are judged by.
+  static Device plain() { return {DeviceKind::kReference, DType::kF32}; }
+  static Device cpu() { return {DeviceKind::kCpu, DType::kF32}; }
+  // "reference", "cpu" or "cuda"; an error names the devices of this build.
+  static Device parse(const std::string& name);
+};
+
+class Pool;
+
+// A block of a pool; goes back to it when the last owner lets go.
+class Block {
+ public:
+  Block(Pool* pool, void* data, size_t bytes) : pool_(pool), data_(data), bytes_(bytes) {}
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Pool* pool_;
+  void* data_;
+  size_t bytes_;
+};
+
+// Hands out aligned blocks and keeps returned ones for the next request of the same size, so that
+// a training step allocates nothing after the first. Not thread-safe: one pool per run.
+class Pool {
+ public:
+  explicit Pool(Device device) : device_(device) {}
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  std::shared_ptr<Block> allocate(size_t bytes);
+  Device device() const { return device_; }
+  // Fill new blocks with NaN, so that a kernel that leaves an output unwritten is found.
+  void set_poison(bool on) { poison_ = on; }
+  size_t used_bytes() const { return used_; }
+  size_t held_bytes() const { return held_; }
+  size_t peak_bytes() const { return peak_; }
+  // Gives unused blocks back to the system.
+  void trim();
+
+ private:
+  friend class Block;
+  void release(void* data, size_t bytes);
+
+  Device device_;
+  std::map<size_t, std::vector<void*>> free_;
+  size_t used_ = 0;
+  size_t held_ = 0;
+  size_t peak_ = 0;
+  bool poison_ = false;
+};
+
+}  // namespace fwpkm

@@ -1,0 +1,204 @@
+#include "tensor/tensor.h"
+
+#include <cstring>
+
+#include "tensor/tape.h"
+
+namespace fwpkm {
+namespace {
+
+const char* kernel_device(DeviceKind device, DType real) {
+  if (device == DeviceKind::kReference) {
+    return real == DType::kF64 ? "reference" : "plain";
+  }
+  return device_name(device);
+}
+
+// Calls fn(pointer, index) for every element in row-major order.
+template <typename T, typename Fn>
+void for_each(const View& view, Fn&& fn) {
+  T* data = view.ptr<T>();
+  std::array<int64_t, kMaxRank> at{};
+  const int64_t n = view.size();
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t offset = 0;
+    for (int d = 0; d < view.rank(); ++d) {
+      offset += at[d] * view.strides[d];
+    }
+    fn(data + offset, i);
+    for (int d = view.rank() - 1; d >= 0; --d) {
+      if (++at[d] < view.shape.dims[d]) {
+        break;
+      }
+      at[d] = 0;
+    }
+  }
+}
+
+// Calls fn with a null pointer of the view's element type.
+template <typename Fn>
+void with_type(const View& view, Fn&& fn) {
+  switch (view.dtype) {
+    case DType::kF64:
+      return fn(static_cast<double*>(nullptr));
+    case DType::kF32:
+      return fn(static_cast<float*>(nullptr));
+    case DType::kI64:
+      return fn(static_cast<int64_t*>(nullptr));
+    case DType::kI32:
+      return fn(static_cast<int32_t*>(nullptr));
+    default:
+      fail("tensor", "{} holds {}, which tensors in memory cannot be copied as", view.name,
+           dtype_name(view.dtype));
+  }
+}
+
+}  // namespace
+
+const Kernels& Op::kernels(DeviceKind device, DType real) const {
+  const Kernels* found = &cpu;
+  if (device == DeviceKind::kReference) {
+    found = real == DType::kF64 ? &reference_f64 : &reference_f32;
+  } else if (device == DeviceKind::kCuda) {
+    found = &cuda;
+  }
+  require(found->forward != nullptr, name, "no {} kernel for {}", kernel_device(device, real),
+          dtype_name(real));
+  return *found;
+}
+
+Tensor Tensor::parameter(const View& value, const View& grad) {
+  auto node = std::make_shared<Node>();
+  node->value = value;
+  node->grad = grad;
+  node->is_parameter = true;
+  node->wants_grad = static_cast<bool>(grad);
+  node->grad_written = true;
+  return Tensor(std::move(node));
+}
+
+Tensor Tensor::constant(const View& value) {
+  auto node = std::make_shared<Node>();
+  node->value = value;
+  return Tensor(std::move(node));
+}
+
+Tensor Tensor::part(const View& part) const {
+  auto node = std::make_shared<Node>();
+  node->value = part;
+  node->storage = node_->storage;
+  node->wants_grad = node_->wants_grad;
+  node->parent = node_;
+  return Tensor(std::move(node));
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  return part(view().reshape(shape));
+}
+
+Tensor Run::make(const char* name, const Shape& shape) {
+  return make(name, shape, device().real);
+}
+
+Tensor Run::make(const char* name, const Shape& shape, DType dtype) {
+  auto node = std::make_shared<Node>();
+  const size_t bytes = static_cast<size_t>(shape.size()) * dtype_size(dtype);
+  node->storage = pool_.allocate(bytes);
+  node->value = View(name, node->storage->data(), dtype, device().kind, shape);
+  return Tensor(std::move(node));
+}
+
+Tensor Run::make_saved(const char* name, const Shape& shape) {
+  return recording() ? make(name, shape) : Tensor();
+}
+
+Tensor Run::from_host(const char* name, const Shape& shape, std::span<const double> values) {
+  Tensor t = make(name, shape);
+  copy_from_host(t.view(), values);
+  return t;
+}
+
+Tensor Run::from_host(const char* name, const Shape& shape, std::span<const int32_t> values) {
+  require(static_cast<int64_t>(values.size()) == shape.size(), "tensor",
+          "{} values do not fill {} {}", values.size(), name, shape.str());
+  Tensor t = make(name, shape, DType::kI32);
+  std::memcpy(t.view().data, values.data(), values.size_bytes());
+  return t;
+}
+
+void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
+               std::vector<Tensor> saved, Attributes attributes, std::vector<Tensor> state) {
+  const auto views = [](const std::vector<Tensor>& tensors) {
+    std::vector<View> list(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      list[i] = tensors[i] ? tensors[i].view() : View();
+    }
+    return list;
+  };
+  const auto in_views = views(in), out_views = views(out), saved_views = views(saved),
+             state_views = views(state);
+  OpArgs args;
+  args.in = in_views;
+  args.out = out_views;
+  args.saved = saved_views;
+  args.state = state_views;
+  args.attributes = attributes;
+  const Kernels& kernels = op.kernels(device().kind, device().real);
+  std::shared_ptr<Block> workspace;
+  if (kernels.workspace != nullptr) {
+    if (const size_t bytes = kernels.workspace(args, false); bytes > 0) {
+      workspace = pool_.allocate(bytes);
+      args.workspace = workspace->data();
+    }
+  }
+  kernels.forward(args);
+
+  if (tape_ == nullptr) {
+    return;
+  }
+  bool wants = false;
+  for (const Tensor& t : in) {
+    wants = wants || (t && t.node()->wants_grad);
+  }
+  if (!wants) {
+    return;
+  }
+  for (Tensor& t : in) {
+    if (t && t.node()->parent) {
+      Node& parent = *t.node()->parent;
+      parent.parts_elements += t.view().size();
+      require(parent.parts_elements <= parent.value.size(), "tape",
+              "parts of {} overlap; take each part once and reuse the handle", parent.value.name);
+    }
+  }
+  for (Tensor& t : out) {
+    t.node()->wants_grad = true;
+  }
+  tape_->record({&op, std::move(in), std::move(out), std::move(saved), attributes});
+}
+
+std::vector<double> to_host(const View& view) {
+  std::vector<double> values(static_cast<size_t>(view.size()));
+  with_type(view, [&]<typename T>(T*) {
+    for_each<T>(view, [&](const T* x, int64_t i) { values[i] = static_cast<double>(*x); });
+  });
+  return values;
+}
+
+void copy_from_host(const View& view, std::span<const double> values) {
+  require(static_cast<int64_t>(values.size()) == view.size(), "tensor",
+          "{} values do not fill {} {}", values.size(), view.name, view.shape.str());
+  with_type(view, [&]<typename T>(T*) {
+    for_each<T>(view, [&](T* x, int64_t i) { *x = static_cast<T>(values[i]); });
+  });
+}
+
+void fill_zero(const View& view) {
+  if (view.contiguous()) {
+    std::memset(view.data, 0, static_cast<size_t>(view.bytes()));
+    return;
+  }
+  with_type(view, [&]<typename T>(T*) { for_each<T>(view, [](T* x, int64_t) { *x = T(0); }); });
+}
+
+}  // namespace fwpkm
