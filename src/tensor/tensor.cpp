@@ -89,6 +89,7 @@ Tensor Tensor::part(const View& part) const {
   node->storage = node_->storage;
   node->wants_grad = node_->wants_grad;
   node->parent = node_;
+  node->grad_written = node_->is_parameter;  // a parameter's gradient is always added to
   return Tensor(std::move(node));
 }
 
@@ -164,7 +165,7 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
     return;
   }
   for (Tensor& t : in) {
-    if (t && t.node()->parent) {
+    if (t && t.node()->parent && !t.node()->parent->is_parameter) {
       Node& parent = *t.node()->parent;
       parent.parts_elements += t.view().size();
       require(parent.parts_elements <= parent.value.size(), "tape",
