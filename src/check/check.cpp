@@ -108,6 +108,12 @@ class Bench {
     }
     Run run(pool_, record ? &tape_ : nullptr);
     outputs_ = case_.build(run, tensors_);
+    if (record) {
+      carries_.clear();
+      for (const Tensor& t : outputs_) {
+        carries_.push_back(t.node()->wants_grad);
+      }
+    }
   }
 
   void backward(uint64_t seed) {
@@ -119,7 +125,7 @@ class Bench {
       }
     }
     for (size_t k = 0; k < outputs_.size(); ++k) {
-      if (!outputs_[k].node()->wants_grad) {
+      if (!carries_[k]) {
         continue;
       }
       const Values direction = weights(k, seed);
@@ -138,10 +144,11 @@ class Bench {
     return w;
   }
 
+  // One number of all outputs that carry a gradient.
   double weighted_sum(uint64_t seed) const {
     double sum = 0;
     for (size_t k = 0; k < outputs_.size(); ++k) {
-      if (outputs_[k].view().dtype == DType::kI32) {
+      if (!carries_[k]) {
         continue;
       }
       const Values w = weights(k, seed), v = to_host(outputs_[k].view());
@@ -185,6 +192,7 @@ class Bench {
   Tape tape_;
   bool parameters_;
   std::vector<Tensor> tensors_, hold_, outputs_;
+  std::vector<bool> carries_;  // which outputs carry a gradient
 };
 
 Outcome run_all(const Case& c, const std::vector<Values>& inputs, Device device, uint64_t seed) {

@@ -11,6 +11,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace fwpkm {
 namespace HWY_NAMESPACE {
+namespace {  // other ops have functions of the same names
 
 void forward(const OpArgs& args) {
   const auto settings = args.attr<RmsNormSettings>();
@@ -108,6 +109,7 @@ void backward(const OpArgs& args) {
   });
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace fwpkm
 HWY_AFTER_NAMESPACE();

@@ -1,0 +1,33 @@
+#include "ops/short_conv/short_conv.h"
+
+#include "ops/short_conv/reference.h"
+
+namespace fwpkm {
+
+const Op kShortConv = {
+    .name = "short_conv",
+    .reference_f64 = {&short_conv_forward_reference<double>,
+                      &short_conv_backward_reference<double>},
+    .reference_f32 = {&short_conv_forward_reference<float>, &short_conv_backward_reference<float>},
+    .cpu = {&short_conv_forward_cpu, &short_conv_backward_cpu, &short_conv_workspace_cpu},
+    .cuda = {},
+};
+
+Tensor short_conv(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& w,
+                  const Tensor& tail) {
+  const int64_t heads = q.dim(2), channels = heads * (2 * q.dim(3) + v.dim(3));
+  require(q.shape() == k.shape() && q.shape().rank == 4 && v.dim(2) == heads &&
+              q.dim(1) == v.dim(1) && w.shape().rank == 3 && w.dim(0) == channels,
+          kShortConv.name, "q {}, k {}, v {} and w {} do not fit", q.shape().str(), k.shape().str(),
+          v.shape().str(), w.shape().str());
+  const Shape tail_shape = {q.dim(0), w.dim(2) - 1, channels};
+  require(!tail || tail.shape() == tail_shape, kShortConv.name, "the tail must be {}, not {}",
+          tail_shape.str(), tail ? tail.shape().str() : "");
+  Tensor y = run.make("short_conv.y", {q.dim(0), q.dim(1), channels});
+  run.call(kShortConv, {q, k, v, w}, {y},
+           {tail ? run.make_saved("short_conv.tail", tail_shape) : Tensor()}, {},
+           tail ? std::vector<Tensor>{tail} : std::vector<Tensor>{});
+  return y;
+}
+
+}  // namespace fwpkm
