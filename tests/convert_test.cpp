@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -52,6 +52,10 @@ struct Half {
     return bits;
   }
 };
+
+void PrintTo(const Half& half, std::ostream* out) {
+  *out << dtype_name(half.type);
+}
 
 constexpr Half kF16{DType::kF16, 5, f16_to_float, float_to_f16};
 constexpr Half kBF16{DType::kBF16, 8, bf16_to_float, float_to_bf16};
