@@ -81,7 +81,7 @@ uint16_t float_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   if (std::isnan(value)) {
-    return static_cast<uint16_t>(sign | 0x7e00u);
+    return static_cast<uint16_t>(sign | 0x7e00u | ((bits >> 13) & 0x3ffu));
   }
   const float magnitude = std::fabs(value);
   if (magnitude >= 65520.0f) {
@@ -90,9 +90,10 @@ uint16_t float_to_f16(float value) {
   // Scale so that the half's last place is 1, round to even there, and put the parts together.
   int exponent = 0;
   std::frexp(magnitude, &exponent);
-  const int shift = exponent < -13 ? 24 : 11 - exponent;
+  const bool subnormal = magnitude == 0.0f || exponent < -13;
+  const int shift = subnormal ? 24 : 11 - exponent;
   const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, shift)));
-  if (exponent < -13) {
+  if (subnormal) {
     return static_cast<uint16_t>(sign | units);
   }
   const auto biased = static_cast<uint32_t>(exponent + 14) << 10;
