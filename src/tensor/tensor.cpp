@@ -202,4 +202,36 @@ void fill_zero(const View& view) {
   with_type(view, [&]<typename T>(T*) { for_each<T>(view, [](T* x, int64_t) { *x = T(0); }); });
 }
 
+void copy_view(const View& from, const View& to) {
+  require(from.shape == to.shape && from.dtype == to.dtype && from.rank() > 0, "tensor",
+          "{} {} cannot be copied to {} {}", from.name, from.shape.str(), to.name, to.shape.str());
+  // The longest run of elements that is contiguous in both is moved at once.
+  int inner = from.rank();
+  int64_t run = 1;
+  while (inner > 0 && from.strides[inner - 1] == run && to.strides[inner - 1] == run) {
+    run *= from.shape.dims[--inner];
+  }
+  View outer_from = from, outer_to = to;
+  outer_from.shape.rank = outer_to.shape.rank = inner;
+  const size_t element = dtype_size(from.dtype);
+  std::array<int64_t, kMaxRank> at{};
+  const int64_t runs = outer_from.shape.size();
+  for (int64_t i = 0; i < runs; ++i) {
+    int64_t source = 0, target = 0;
+    for (int d = 0; d < inner; ++d) {
+      source += at[d] * from.strides[d];
+      target += at[d] * to.strides[d];
+    }
+    std::memcpy(static_cast<char*>(to.data) + target * static_cast<int64_t>(element),
+                static_cast<const char*>(from.data) + source * static_cast<int64_t>(element),
+                static_cast<size_t>(run) * element);
+    for (int d = inner - 1; d >= 0; --d) {
+      if (++at[d] < from.shape.dims[d]) {
+        break;
+      }
+      at[d] = 0;
+    }
+  }
+}
+
 }  // namespace fwpkm

@@ -99,5 +99,7 @@ std::vector<double> to_host(const View& view);
 // Fills a view of any float type.
 void copy_from_host(const View& view, std::span<const double> values);
 void fill_zero(const View& view);
+// Copies between views of one shape, type and device, whatever their strides.
+void copy_view(const View& from, const View& to);
 
 }  // namespace fwpkm

@@ -1,0 +1,105 @@
+#include "model/checkpoint.h"
+
+#include <set>
+
+#include "base/file.h"
+
+namespace fwpkm {
+namespace {
+
+// A copy of the tied output weights that some exports hold beside the table.
+constexpr const char* kTiedHead = "lm_head.weight";
+
+void check_shape(const SafeTensors& file, const TensorInfo& info, const ParameterSpec& spec,
+                 const ModelConfig& config) {
+  const std::span<const int64_t> wanted(spec.shape.dims.data(),
+                                        static_cast<size_t>(spec.shape.rank));
+  if (std::equal(wanted.begin(), wanted.end(), info.shape.begin(), info.shape.end())) {
+    return;
+  }
+  const bool vocabulary = spec.name.find("embed") != std::string::npos && info.shape.size() == 2 &&
+                          info.shape[1] == spec.shape[1];
+  fail("model", "{}: tensor {} is [{}], but the config asks for {}{}", file.path().string(),
+       info.name, fmt::join(info.shape, ", "), spec.shape.str(),
+       vocabulary ? fmt::format("; the config's vocab_size={} does not match the {} tokens there",
+                                config.vocab_size, info.shape[0])
+                  : "");
+}
+
+}  // namespace
+
+void load_parameters(const SafeTensors& file, const std::string& prefix, const ModelConfig& config,
+                     Parameters* parameters) {
+  std::set<std::string> known;
+  for (size_t p = 0; p < parameters->specs().size(); ++p) {
+    const ParameterSpec& spec = parameters->specs()[p];
+    const std::string name = prefix + spec.name;
+    known.insert(name);
+    const TensorInfo& info = file.info(name);
+    require(is_float(info.dtype), "model",
+            "{}: tensor {} holds {}, but weights must be F64, F32, "
+            "F16 or BF16",
+            file.path().string(), name, dtype_name(info.dtype));
+    check_shape(file, info, spec, config);
+    const View& to = parameters->at(p).view();
+    const auto count = static_cast<size_t>(to.size());
+    if (to.dtype == DType::kF64) {
+      file.read(name, to.ptr<double>(), count);
+    } else {
+      file.read(name, to.ptr<float>(), count);
+    }
+  }
+  for (const TensorInfo& info : file.tensors()) {
+    if (!info.name.starts_with(prefix) || known.contains(info.name)) {
+      continue;
+    }
+    require(info.name == prefix + kTiedHead, "model",
+            "{}: tensor {} belongs to no layer of the config '{}'; the config is of another model",
+            file.path().string(), info.name, config.name);
+  }
+}
+
+std::unique_ptr<Model> load_model(const std::filesystem::path& folder, Device device,
+                                  bool gradients, std::span<const std::string> overrides) {
+  require(std::filesystem::is_directory(folder), "model",
+          "{} is not a folder; a model is a folder with config.json and model.safetensors",
+          folder.string());
+  ModelConfig config = load_config(folder / "config.json", overrides);
+  const SafeTensors file = SafeTensors::open(folder / "model.safetensors");
+  auto model = std::make_unique<Model>(std::move(config), device, gradients);
+  load_parameters(file, "", model->config(), &model->parameters());
+  return model;
+}
+
+void append_view(SafeTensorsWriter* writer, const std::string& name, const View& view) {
+  require(view.contiguous(), "model", "{} is not contiguous and cannot be written", name);
+  const auto count = static_cast<size_t>(view.size());
+  if (view.dtype == DType::kF64) {
+    writer->append(name, std::span<const double>(view.ptr<double>(), count));
+  } else {
+    writer->append(name, std::span<const float>(view.ptr<float>(), count));
+  }
+}
+
+void save_model(const Model& model, const std::filesystem::path& folder, DType dtype) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require(!error, "model", "cannot make the folder {}: {}", folder.string(), error.message());
+  const Parameters& parameters = model.parameters();
+  SafeTensorsWriter writer(folder / "model.safetensors");
+  writer.set_metadata("format", "pt");
+  const auto& specs = parameters.specs();
+  for (const ParameterSpec& spec : specs) {
+    writer.declare(spec.name, dtype,
+                   {spec.shape.dims.begin(), spec.shape.dims.begin() + spec.shape.rank});
+  }
+  for (size_t p = 0; p < specs.size(); ++p) {
+    append_view(&writer, specs[p].name, parameters.at(p).view());
+  }
+  const ModelConfig& config = model.config();
+  const nlohmann::json json = config.official ? config.official_json : config_to_json(config);
+  write_text_atomic(folder / "config.json", json.dump(2) + "\n");
+  writer.commit();
+}
+
+}  // namespace fwpkm

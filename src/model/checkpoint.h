@@ -1,0 +1,31 @@
+// Models on disk: a folder with config.json and model.safetensors, tensors under the authors'
+// names. A folder of theirs loads as it is, and is saved as it was.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "model/model.h"
+#include "tensor/safetensors.h"
+
+namespace fwpkm {
+
+// Fills the table from tensors named prefix + name, converting to the device's type. Missing
+// tensors, wrong shapes, wrong types and tensors that belong to no parameter are errors by name.
+// Names that do not start with the prefix are left alone.
+void load_parameters(const SafeTensors& file, const std::string& prefix, const ModelConfig& config,
+                     Parameters* parameters);
+
+// Reads a model folder. Overrides are "key=value" and must not change any shape.
+std::unique_ptr<Model> load_model(const std::filesystem::path& folder, Device device,
+                                  bool gradients, std::span<const std::string> overrides = {});
+
+// Writes config.json and model.safetensors, each whole or not at all.
+void save_model(const Model& model, const std::filesystem::path& folder, DType dtype = DType::kF32);
+
+// Appends a parameter (or any view of the host's) to a file being written, block by block.
+void append_view(SafeTensorsWriter* writer, const std::string& name, const View& view);
+
+}  // namespace fwpkm

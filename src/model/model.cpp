@@ -1,0 +1,240 @@
+#include "model/model.h"
+
+#include "ops/attention/attention.h"
+#include "ops/delta_gates/delta_gates.h"
+#include "ops/delta_rule/delta_rule.h"
+#include "ops/embedding/embedding.h"
+#include "ops/gate/gate.h"
+#include "ops/linear/linear.h"
+#include "ops/norm_gate/norm_gate.h"
+#include "ops/norm_rope/norm_rope.h"
+#include "ops/norm_rope/rope_table.h"
+#include "ops/pkm_read/pkm_read.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/short_conv/short_conv.h"
+#include "ops/swiglu/swiglu.h"
+
+namespace fwpkm {
+namespace {
+
+// PKM's query norm has an epsilon of its own.
+constexpr double kPkmNormEps = 1e-6;
+
+}  // namespace
+
+// The weights of one layer; those of layers that are not there stay empty.
+struct Model::Layer {
+  Tensor input_norm, post_norm;
+  struct {
+    Tensor q, k, v, o, q_norm, k_norm;
+  } attention;
+  struct {
+    Tensor qkvz, ba, conv, dt_bias, a_log, norm, out;
+  } gdn;
+  struct {
+    Tensor gate, up, down;
+  } mlp;
+  struct {
+    Tensor keys, values, out, out_bias, gate, gate_bias, query, query_bias, query_norm;
+  } pkm;
+};
+
+void require_runnable(const ModelConfig& c) {
+  require(c.architecture != Architecture::kLact, "model",
+          "{}: LaCT layers cannot be run by this version; it counts their cost only", c.name);
+  for (int l = 0; l < c.layers; ++l) {
+    require(!c.has_fwpkm(l), "model",
+            "{}: layer {} is a FwPKM layer, which this version cannot run; it counts its cost only",
+            c.name, l);
+    require(!c.has_fwmlp(l), "model",
+            "{}: layer {} is a FwMLP layer, which this version cannot run; it counts its cost only",
+            c.name, l);
+  }
+}
+
+void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, bool allow_none) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    require((tokens[i] >= 0 || (allow_none && tokens[i] == -1)) && tokens[i] < config.vocab_size,
+            "tokens",
+            "token {} (number {} of the input) is outside the model's vocabulary 0..{}; the text "
+            "was made with another tokenizer",
+            tokens[i], i, config.vocab_size - 1);
+  }
+}
+
+Model::Model(ModelConfig config, Device device, bool gradients)
+    : config_((require_runnable(config), std::move(config))),
+      parameters_(config_, device, gradients) {
+  const Parameters& p = parameters_;
+  embedding_ = p.at("model.embed_tokens.weight");
+  final_norm_ = p.at("model.norm.weight");
+  for (int l = 0; l < config_.layers; ++l) {
+    auto layer = std::make_shared<Layer>();
+    const std::string at = fmt::format("model.layers.{}.", l);
+    layer->input_norm = p.at(at + "input_layernorm.weight");
+    layer->post_norm = p.at(at + "post_attention_layernorm.weight");
+    if (config_.mixer(l) == Mixer::kGdn) {
+      const std::string m = at + "linear_attn.";
+      layer->gdn = {p.at(m + "in_proj_qkvz.weight"),
+                    p.at(m + "in_proj_ba.weight"),
+                    p.at(m + "conv1d.weight"),
+                    p.at(m + "dt_bias"),
+                    p.at(m + "A_log"),
+                    p.at(m + "norm.weight"),
+                    p.at(m + "out_proj.weight")};
+    } else {
+      const std::string m = at + "self_attn.";
+      layer->attention = {p.at(m + "q_proj.weight"), p.at(m + "k_proj.weight"),
+                          p.at(m + "v_proj.weight"), p.at(m + "o_proj.weight"),
+                          p.at(m + "q_norm.weight"), p.at(m + "k_norm.weight")};
+    }
+    if (config_.has_pkm(l)) {
+      const std::string m = at + "pkm.";
+      layer->pkm = {p.at(m + "keys"),
+                    p.at(m + "values.weight"),
+                    p.at(m + "value_proj.weight"),
+                    p.at(m + "value_proj.bias"),
+                    p.at(m + "swilu_projection.weight"),
+                    p.at(m + "swilu_projection.bias"),
+                    p.at(m + "query_proj.query_mlps.0.weight"),
+                    p.at(m + "query_proj.query_mlps.0.bias"),
+                    config_.pkm.query_norm ? p.at(m + "query_proj.norm.weight") : Tensor()};
+    } else {
+      const std::string m = at + "mlp.";
+      layer->mlp = {p.at(m + "gate_proj.weight"), p.at(m + "up_proj.weight"),
+                    p.at(m + "down_proj.weight")};
+    }
+    layers_.push_back(std::move(layer));
+  }
+}
+
+Tensor Model::attention(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual,
+                        int index, const ForwardOptions& options, const Tensor& cos,
+                        const Tensor& sin) const {
+  const auto& w = layer.attention;
+  const AttentionConfig& a = config_.attention;
+  const int64_t width = a.head_dim;
+  const Tensor q_gate = linear(run, x, w.q);
+  const View per_head = q_gate.view().split_last(a.heads, 2 * width);
+  const Tensor gate = q_gate.part(per_head.slice(-1, width, 2 * width));
+  const Tensor q = norm_rope(run, q_gate.part(per_head.slice(-1, 0, width)), w.q_norm, cos, sin,
+                             config_.norm_eps);
+  const Shape kv = {x.dim(0), x.dim(1), a.kv_heads, width};
+  const Tensor k_new =
+      norm_rope(run, linear(run, x, w.k).reshape(kv), w.k_norm, cos, sin, config_.norm_eps);
+  const Tensor v_new = linear(run, x, w.v).reshape(kv);
+
+  AttentionSettings settings;
+  settings.window = config_.mixer(index) == Mixer::kSwa ? a.window : options.full_attention_window;
+  settings.scale = 1 / std::sqrt(static_cast<double>(width));
+  Tensor k = k_new, v = v_new;
+  if (options.state != nullptr) {
+    require(!run.recording(), "model", "attention cannot be recorded on top of a cache");
+    KvCache& cache = options.state->layers[static_cast<size_t>(index)].cache;
+    cache.append(run, k_new, v_new, settings.window);
+    k = cache.k.part(cache.k.view().slice(1, 0, cache.length));
+    v = cache.v.part(cache.v.view().slice(1, 0, cache.length));
+    settings.q_offset = cache.length - x.dim(1);
+  }
+  const Tensor o = fwpkm::attention(run, q, k, v, settings);
+  const Tensor gated = sigmoid_gate(run, o, gate);
+  return linear(run, gated.reshape({x.dim(0), x.dim(1), a.heads * width}), w.o, {}, residual);
+}
+
+Tensor Model::gdn(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual, int index,
+                  const ForwardOptions& options) const {
+  const auto& w = layer.gdn;
+  const GdnConfig& g = config_.gdn;
+  const int64_t batch = x.dim(0), time = x.dim(1), group = g.value_heads / g.key_heads;
+  const int64_t dk = g.key_dim, values = group * g.value_dim;  // per key head
+
+  // Per key head: q, k, then v and z of its value heads.
+  const Tensor qkvz = linear(run, x, w.qkvz);
+  const View heads = qkvz.view().split_last(g.key_heads, 2 * dk + 2 * values);
+  const auto part = [&](int64_t begin, int64_t end) {
+    return qkvz.part(heads.slice(-1, begin, end));
+  };
+  const View z_view = heads.slice(-1, 2 * dk + values, 2 * dk + 2 * values);
+  Tensor tail, delta;
+  if (options.state != nullptr) {
+    tail = options.state->layers[static_cast<size_t>(index)].tail;
+    delta = options.state->layers[static_cast<size_t>(index)].delta;
+  }
+  const Tensor qkv =
+      short_conv(run, part(0, dk), part(dk, 2 * dk), part(2 * dk, 2 * dk + values), w.conv, tail);
+  const DeltaGates gates = delta_gates(run, linear(run, x, w.ba), w.a_log, w.dt_bias, g.key_heads);
+
+  const int64_t keys = g.key_heads * dk;
+  const View all = qkv.view();
+  const Tensor q = qkv.part(all.slice(-1, 0, keys).split_last(g.key_heads, dk));
+  const Tensor k = qkv.part(all.slice(-1, keys, 2 * keys).split_last(g.key_heads, dk));
+  const Tensor v = qkv.part(all.slice(-1, 2 * keys, 2 * keys + g.value_heads * g.value_dim)
+                                .split_last(g.value_heads, g.value_dim));
+  const Tensor o = delta_rule(run, q, k, v, gates.g, gates.beta, delta);
+  const Tensor y = norm_gate(run, o.reshape({batch, time, g.key_heads, group, g.value_dim}), w.norm,
+                             qkvz.part(z_view.split_last(group, g.value_dim)), config_.norm_eps);
+  return linear(run, y.reshape({batch, time, g.value_heads * g.value_dim}), w.out, {}, residual);
+}
+
+Tensor Model::mlp(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const {
+  const Tensor inner = swiglu(run, linear(run, x, layer.mlp.gate), linear(run, x, layer.mlp.up));
+  return linear(run, inner, layer.mlp.down, {}, residual);
+}
+
+Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const {
+  const auto& w = layer.pkm;
+  Tensor query = linear(run, x, w.query, w.query_bias);
+  if (w.query_norm) {
+    query = rms_norm(run, query, w.query_norm, {kPkmNormEps, 0.0});
+  }
+  const PkmSettings settings = {config_.pkm.heads, config_.pkm.topk, config_.pkm.n_subkeys};
+  const PkmRead read = pkm_read(run, query, w.keys, w.values, settings);
+  const Tensor inner = swiglu(run, linear(run, x, w.gate, w.gate_bias), read.output);
+  return linear(run, inner, w.out, w.out_bias, residual);
+}
+
+Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& options) const {
+  const RmsNormSettings norm = {config_.norm_eps, 1.0};
+  const int64_t time = tokens.dim(1);
+  int64_t position = 0;
+  if (options.state != nullptr) {
+    require(options.state->batch == tokens.dim(0), "model",
+            "the state is for {} sequences, but {} were given", options.state->batch,
+            tokens.dim(0));
+    position = options.state->position;
+  }
+  Tensor cos, sin;
+  if (config_.rotary_dim() > 0 &&
+      (config_.has_mixer(Mixer::kFa) || config_.has_mixer(Mixer::kSwa))) {
+    std::vector<double> cos_table, sin_table;
+    rope_table({config_.attention.head_dim, config_.attention.rotary_fraction,
+                config_.attention.rope_theta, config_.attention.yarn_factor, config_.yarn_length()},
+               position, time, &cos_table, &sin_table);
+    const Shape shape = {time, config_.rotary_dim() / 2};
+    cos = run.from_host("cos", shape, cos_table);
+    sin = run.from_host("sin", shape, sin_table);
+  }
+
+  Tensor h = embedding(run, tokens, embedding_);
+  for (int l = 0; l < config_.layers; ++l) {
+    const Layer& layer = *layers_[static_cast<size_t>(l)];
+    const Tensor x = rms_norm(run, h, layer.input_norm, norm);
+    h = config_.mixer(l) == Mixer::kGdn ? gdn(run, layer, x, h, l, options)
+                                        : attention(run, layer, x, h, l, options, cos, sin);
+    const Tensor y = rms_norm(run, h, layer.post_norm, norm);
+    h = config_.has_pkm(l) ? pkm(run, layer, y, h) : mlp(run, layer, y, h);
+    if (run.trace) {
+      run.trace(fmt::format("trace.{}.hidden", l), h);
+    }
+  }
+  if (options.state != nullptr) {
+    options.state->position += time;
+  }
+  return rms_norm(run, h, final_norm_, norm);
+}
+
+Tensor Model::logits(Run& run, const Tensor& hidden) const {
+  return linear(run, hidden, embedding_);
+}
+
+}  // namespace fwpkm

@@ -1,0 +1,59 @@
+// The whole model, written once as a forward pass.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/config.h"
+#include "model/parameters.h"
+#include "model/state.h"
+#include "tensor/tensor.h"
+
+namespace fwpkm {
+
+struct ForwardOptions {
+  // State of an earlier call to go on from; null reads a sequence from its start. Gradients stop
+  // at the state, so recording with one is refused for attention layers.
+  State* state = nullptr;
+  // pSWA: restricts full attention to a window in this pass (0: not).
+  int64_t full_attention_window = 0;
+};
+
+class Model {
+ public:
+  // `gradients`: make room for gradients, to train.
+  Model(ModelConfig config, Device device, bool gradients);
+
+  const ModelConfig& config() const { return config_; }
+  Parameters& parameters() { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
+
+  // tokens [B,T] int32 -> final hidden states [B,T,D], normalised and ready for the output layer.
+  // Traces "trace.<layer>.hidden" after each layer.
+  Tensor hidden(Run& run, const Tensor& tokens, const ForwardOptions& options = {}) const;
+  // hidden [B,T,D] -> logits [B,T,V].
+  Tensor logits(Run& run, const Tensor& hidden) const;
+  // The table of token vectors, which is the output layer too.
+  const Tensor& embedding_table() const { return embedding_; }
+
+ private:
+  struct Layer;
+  Tensor attention(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual, int index,
+                   const ForwardOptions& options, const Tensor& cos, const Tensor& sin) const;
+  Tensor gdn(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual, int index,
+             const ForwardOptions& options) const;
+  Tensor mlp(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const;
+  Tensor pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const;
+
+  ModelConfig config_;
+  Parameters parameters_;
+  Tensor embedding_, final_norm_;
+  std::vector<std::shared_ptr<const Layer>> layers_;
+};
+
+// Refuses, by name, a model with layers that cannot run yet.
+void require_runnable(const ModelConfig& config);
+// Refuses tokens outside the vocabulary, telling the first one and where it stands.
+void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, bool allow_none);
+
+}  // namespace fwpkm

@@ -1,0 +1,49 @@
+// AdamW with decoupled decay, in PyTorch's order of operations:
+//
+//   p <- p (1 - lr decay);  m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2
+//   p <- p - lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "model/parameters.h"
+
+namespace fwpkm {
+
+struct AdamWSettings {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;  // on matrices only
+};
+
+class AdamW {
+ public:
+  // Keeps two numbers per trainable parameter. `parameters` must outlive this and have gradients.
+  explicit AdamW(Parameters* parameters);
+
+  // Euclidean norm of all gradients. Summed in blocks of a fixed size, so it does not depend on
+  // the number of threads.
+  double gradient_norm() const;
+  // One update with the gradients multiplied by `scale`; leaves all gradients at zero.
+  void step(const AdamWSettings& settings, double scale);
+
+  int64_t steps() const { return steps_; }
+  size_t bytes() const;
+
+ private:
+  struct Slot {
+    size_t index;  // in the parameter table
+    View first, second;
+  };
+  Parameters* parameters_;
+  Pool pool_;
+  std::shared_ptr<Block> moments_;
+  std::vector<Slot> slots_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace fwpkm

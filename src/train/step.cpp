@@ -1,0 +1,51 @@
+#include "train/step.h"
+
+#include "ops/lm_loss/lm_loss.h"
+
+namespace fwpkm {
+
+InputsAndLabels split_labels(std::span<const int32_t> tokens, int64_t batch, int64_t seq) {
+  require(static_cast<int64_t>(tokens.size()) == batch * (seq + 1), "train",
+          "{} tokens are not {} rows of {}", tokens.size(), batch, seq + 1);
+  InputsAndLabels split;
+  for (int64_t b = 0; b < batch; ++b) {
+    const auto row =
+        tokens.subspan(static_cast<size_t>(b * (seq + 1)), static_cast<size_t>(seq + 1));
+    split.inputs.insert(split.inputs.end(), row.begin(), row.end() - 1);
+    split.labels.insert(split.labels.end(), row.begin() + 1, row.end());
+  }
+  return split;
+}
+
+double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> tokens,
+                            int64_t batch, int64_t seq, double weight,
+                            const ForwardOptions& options) {
+  const InputsAndLabels split = split_labels(tokens, batch, seq);
+  require_tokens(tokens, model.config(), false);
+  Tape tape;
+  Run run(pool, &tape);
+  const Shape shape = {batch, seq};
+  const Tensor inputs = run.from_host("tokens", shape, split.inputs);
+  const Tensor labels = run.from_host("labels", shape, split.labels);
+  Tensor loss;
+  {
+    const Tensor h = model.hidden(run, inputs, options);
+    loss = lm_loss(run, h, model.embedding_table(), labels).loss;
+  }
+  const double value = to_host(loss.view())[0];
+  const double seed[] = {weight};
+  tape.backward(pool, loss, run.from_host("seed", {1}, seed));
+  return value;
+}
+
+StepResult train_step(Model& model, Pool& pool, AdamW& optimizer, std::span<const int32_t> tokens,
+                      int64_t batch, int64_t seq, const AdamWSettings& settings, double clip) {
+  StepResult result;
+  result.loss = accumulate_gradients(model, pool, tokens, batch, seq, 1.0);
+  result.grad_norm = optimizer.gradient_norm();
+  const double scale = clip > 0 && result.grad_norm > clip ? clip / (result.grad_norm + 1e-6) : 1.0;
+  optimizer.step(settings, scale);
+  return result;
+}
+
+}  // namespace fwpkm

@@ -1,0 +1,31 @@
+// One training step: forward, backward, clipping and the optimizer.
+#pragma once
+
+#include "model/model.h"
+#include "tensor/tape.h"
+#include "train/adamw.h"
+
+namespace fwpkm {
+
+struct StepResult {
+  double loss = 0;
+  double grad_norm = 0;  // before clipping
+};
+
+// Adds the gradients of one batch to the model's, scaled by `weight`, and returns its mean loss.
+// tokens [batch, seq + 1] row by row: inputs are the first seq, labels the last seq.
+double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> tokens,
+                            int64_t batch, int64_t seq, double weight,
+                            const ForwardOptions& options = {});
+
+// accumulate_gradients, clipping to `clip` (0: none), and one optimizer step.
+StepResult train_step(Model& model, Pool& pool, AdamW& optimizer, std::span<const int32_t> tokens,
+                      int64_t batch, int64_t seq, const AdamWSettings& settings, double clip);
+
+// Splits rows of seq + 1 tokens into inputs and labels.
+struct InputsAndLabels {
+  std::vector<int32_t> inputs, labels;
+};
+InputsAndLabels split_labels(std::span<const int32_t> tokens, int64_t batch, int64_t seq);
+
+}  // namespace fwpkm
