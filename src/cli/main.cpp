@@ -1,1 +1,34 @@
-int main() { return 0; }
+#include <cstdio>
+
+#include "base/error.h"
+#include "cli/cli.h"
+
+int main(int argc, char** argv) {
+  using namespace fwpkm;
+  CLI::App app{"fwpkm: language models with Fast-weight Product Key Memory"};
+  app.name("fwpkm");
+  app.set_version_flag("--version", std::string("fwpkm ") + FWPKM_VERSION);
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  cli::add_cost(app);
+  cli::add_config(app);
+  cli::add_run(app);
+  cli::add_golden(app);
+  cli::add_check(app);
+  cli::add_bench(app);
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::RuntimeError& e) {  // the exit status of a command
+    return e.get_exit_code();
+  } catch (const CLI::ParseError& e) {
+    const int status = app.exit(e);
+    return status == 0 ? 0 : 2;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "error: [memory] out of memory; use a smaller batch, sequence or model\n");
+    return 1;
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "error: {}\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,53 @@
+// Timing whole models, always beside the ceiling measured in the same run.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "tensor/pool.h"
+
+namespace fwpkm {
+
+struct TrainBenchRow {
+  std::string name;
+  double step_ms = 0;          // median full step: forward, backward, clipping, optimizer
+  double tokens_per_second = 0;
+  double model_gflops = 0;     // the paper's FLOP count over the median step
+  double gemm_gflops = 0;      // best of 20 on the model's own product shapes, same threads
+  double fraction_of_gemm = 0;
+  double peak_mb = 0;          // most memory held at once: weights, optimizer, activations
+};
+
+struct TrainBenchOptions {
+  int64_t batch = 1;
+  int64_t seq = 2048;
+  int steps = 5;
+  Device device = Device::cpu();
+};
+
+// Told what is being done, and how much of it is done (0 to 1).
+using BenchProgress = std::function<void(const std::string& what, double done)>;
+
+// Steps of all models take turns, so that noise of the machine hits all alike.
+std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
+                                       const TrainBenchOptions& options,
+                                       const BenchProgress& progress);
+
+struct DecodeBenchRow {
+  std::string name;
+  double tokens_per_second = 0;
+  double weight_bytes = 0;  // read for each token
+  double read_gbps = 0;     // what the machine reads at best, measured in between
+  double fraction_of_read = 0;
+};
+
+// One token at a time. The weights' bytes per token against the read bandwidth of the same run.
+DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device,
+                            const BenchProgress& progress);
+
+// Bytes per second that all threads together read from a buffer of this size.
+double read_bandwidth(size_t bytes, int repeats);
+
+}  // namespace fwpkm

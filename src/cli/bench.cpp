@@ -1,0 +1,100 @@
+#include "bench/bench.h"
+
+#include <memory>
+
+#include "base/progress.h"
+#include "cli/cli.h"
+
+namespace fwpkm::cli {
+namespace {
+
+struct TrainArguments {
+  std::vector<std::string> configs;
+  TrainBenchOptions options;
+};
+
+int run_train(const TrainArguments& a, const Common& common) {
+  TrainBenchOptions options = a.options;
+  options.device = common.parsed_device();
+  Progress bar("bench train");
+  const auto results =
+      bench_train(load_configs(a.configs, common), options,
+                  [&](const std::string& what, double done) { bar.update(done, what); });
+  bar.finish();
+  std::vector<std::vector<std::string>> rows = {{"model", "step ms", "tokens/s", "model GFLOP/s",
+                                                 "product GFLOP/s", "fraction", "peak MiB"}};
+  nlohmann::json json = nlohmann::json::array();
+  for (const TrainBenchRow& r : results) {
+    rows.push_back({r.name, fmt::format("{:.1f}", r.step_ms),
+                    fmt::format("{:.1f}", r.tokens_per_second),
+                    fmt::format("{:.1f}", r.model_gflops), fmt::format("{:.1f}", r.gemm_gflops),
+                    fmt::format("{:.3f}", r.fraction_of_gemm), fmt::format("{:.0f}", r.peak_mb)});
+    json.push_back({{"name", r.name},
+                    {"step_ms", r.step_ms},
+                    {"tokens_per_second", r.tokens_per_second},
+                    {"model_gflops", r.model_gflops},
+                    {"gemm_gflops", r.gemm_gflops},
+                    {"fraction_of_gemm", r.fraction_of_gemm},
+                    {"peak_mb", r.peak_mb}});
+  }
+  say(common, table(rows));
+  emit(common, {{"rows", json}});
+  return 0;
+}
+
+struct DecodeArguments {
+  std::string config;
+  int tokens = 64;
+};
+
+int run_decode(const DecodeArguments& a, const Common& common) {
+  const ModelConfig config = load_config(a.config, common.overrides);
+  Progress bar("bench decode");
+  const DecodeBenchRow r =
+      bench_decode(config, a.tokens, common.parsed_device(),
+                   [&](const std::string& what, double done) { bar.update(done, what); });
+  bar.finish();
+  say(common, table({{"model", "tokens/s", "weights MiB", "weights GB/s", "read GB/s", "fraction"},
+                     {r.name, fmt::format("{:.1f}", r.tokens_per_second),
+                      fmt::format("{:.1f}", r.weight_bytes / (1 << 20)),
+                      fmt::format("{:.1f}", r.weight_bytes * r.tokens_per_second / 1e9),
+                      fmt::format("{:.1f}", r.read_gbps), fmt::format("{:.3f}", r.fraction_of_read)}}));
+  emit(common, {{"name", r.name},
+                {"tokens_per_second", r.tokens_per_second},
+                {"weight_bytes", r.weight_bytes},
+                {"read_gbps", r.read_gbps},
+                {"fraction_of_read", r.fraction_of_read}});
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "Time whole models beside the machine's ceilings");
+  bench->require_subcommand(1);
+
+  auto train = std::make_shared<TrainArguments>();
+  CLI::App* sub = bench->add_subcommand(
+      "train", "Full training steps on random tokens; several models take turns");
+  sub->add_option("--config", train->configs, "Config files")->type_name("FILE...")->required();
+  sub->add_option("--batch", train->options.batch, "Sequences in a batch")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->capture_default_str();
+  sub->add_option("--seq", train->options.seq, "Tokens in a sequence")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  sub->add_option("--steps", train->options.steps, "Timed steps of each model")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command(sub, [train](const Common& common) { return run_train(*train, common); });
+
+  auto decode = std::make_shared<DecodeArguments>();
+  sub = bench->add_subcommand("decode", "One token at a time, against the read bandwidth");
+  sub->add_option("--config", decode->config, "Config file")->type_name("FILE")->required();
+  sub->add_option("--tokens", decode->tokens, "Timed tokens")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command(sub, [decode](const Common& common) { return run_decode(*decode, common); });
+}
+
+}  // namespace fwpkm::cli
