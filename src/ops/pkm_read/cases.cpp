@@ -1,0 +1,74 @@
+#include "ops/pkm_read/pkm_read.h"
+#include "ops/registry.h"
+
+namespace fwpkm {
+namespace {
+
+// Tokens, heads, sub-keys, slots read, query and value size.
+struct Sizes {
+  int64_t tokens, heads, n, k, dk, dv;
+};
+
+Case make(const Sizes& s) {
+  Case c;
+  c.name = fmt::format("tokens={},heads={},n={},k={},dk={},dv={}", s.tokens, s.heads, s.n, s.k,
+                       s.dk, s.dv);
+  c.inputs = {{"q", {s.tokens, s.heads, s.dk}},
+              {"keys", {s.heads * 2 * s.n, s.dk / 2}, s.dk > 32 ? Draw::kSmall : Draw::kNormal},
+              {"values", {s.n * s.n, s.dv}}};
+  c.build = [=](Run& run, const std::vector<Tensor>& in) {
+    const PkmRead read = pkm_read(run, in[0], in[1], in[2], {s.heads, s.k, s.n});
+    return std::vector<Tensor>{read.output, read.slots};
+  };
+  // Small, so that no difference quotient steps over a change of the selection.
+  c.grad_step = 1e-6;
+  return c;
+}
+
+}  // namespace
+
+std::vector<Case> pkm_read_cases() {
+  std::vector<Case> cases;
+  for (const Sizes& s :
+       {Sizes{1, 1, 2, 1, 16, 20}, Sizes{5, 2, 2, 2, 16, 20}, Sizes{5, 4, 6, 3, 16, 20},
+        Sizes{64, 1, 6, 6, 16, 20}, Sizes{65, 2, 17, 8, 16, 20}, Sizes{130, 4, 17, 8, 16, 20},
+        Sizes{1, 4, 17, 17, 16, 20}, Sizes{3, 2, 17, 3, 12, 7}, Sizes{7, 1, 17, 8, 2, 1},
+        Sizes{65, 1, 40, 1, 64, 33}, Sizes{130, 1, 70, 8, 128, 65}, Sizes{2, 3, 35, 32, 70, 64}}) {
+    cases.push_back(make(s));
+  }
+  // Queries as a model has them, [B, T, H*dk]; and the weights, which carry no gradient.
+  Case weights = make({15, 2, 17, 8, 16, 20});
+  weights.name = "weights";
+  weights.inputs[0].shape = {3, 5, 2 * 16};
+  for (InputSpec& input : weights.inputs) {
+    input.grad = false;
+  }
+  weights.build = [](Run& run, const std::vector<Tensor>& in) {
+    const PkmRead read = pkm_read(run, in[0], in[1], in[2], {2, 8, 17});
+    return std::vector<Tensor>{read.output, read.slots, read.weights};
+  };
+  cases.push_back(weights);
+  // Only some of the gradients are wanted.
+  for (int wanted = 0; wanted < 3; ++wanted) {
+    Case c = make({9, 2, 17, 8, 16, 20});
+    c.name = fmt::format("only {}", c.inputs[wanted].name);
+    for (int i = 0; i < 3; ++i) {
+      c.inputs[i].grad = i == wanted;
+    }
+    cases.push_back(c);
+  }
+  // The paper's sizes but for n=512, whose table fills half a gigabyte.
+  for (const Sizes& s : {Sizes{2048, 4, 128, 32, 512, 512}, Sizes{1, 4, 128, 32, 512, 512}}) {
+    Case perf = make(s);
+    perf.name = "perf:" + perf.name;
+    perf.perf = true;
+    const auto reads = static_cast<double>(s.tokens * s.heads * s.k);
+    const auto scores = static_cast<double>(s.tokens * s.heads * 2 * s.n);
+    perf.flops = scores * static_cast<double>(s.dk) + 2.0 * reads * static_cast<double>(s.dv);
+    perf.bytes = 4.0 * reads * static_cast<double>(s.dv);
+    cases.push_back(perf);
+  }
+  return cases;
+}
+
+}  // namespace fwpkm
