@@ -1,0 +1,191 @@
+#include "base/parallel.h"
+#include "ops/common/rows.h"
+#include "ops/norm_rope/norm_rope.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/norm_rope/cpu.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target.
+#include "ops/common/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fwpkm {
+namespace HWY_NAMESPACE {
+
+// The angles of one token: cos and sin [half].
+struct Turn {
+  const float* cos;
+  const float* sin;
+  int64_t half;
+};
+
+// Turns the pairs (from_i, from_{i+half}) by the angles, or back by them. In place is fine.
+template <bool kBack, class D>
+HWY_INLINE void turn_pairs_by(D d, const Turn& turn, const float* from, float* to) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const float* from2 = from + turn.half;
+  float* to2 = to + turn.half;
+  int64_t i = 0;
+  for (; i + lanes <= turn.half; i += lanes) {
+    const auto c = hn::LoadU(d, turn.cos + i);
+    const auto s = kBack ? hn::Neg(hn::LoadU(d, turn.sin + i)) : hn::LoadU(d, turn.sin + i);
+    const auto a = hn::LoadU(d, from + i), b = hn::LoadU(d, from2 + i);
+    hn::StoreU(hn::NegMulAdd(b, s, hn::Mul(a, c)), d, to + i);
+    hn::StoreU(hn::MulAdd(a, s, hn::Mul(b, c)), d, to2 + i);
+  }
+  for (; i < turn.half; ++i) {
+    const float c = turn.cos[i], s = kBack ? -turn.sin[i] : turn.sin[i];
+    const float a = from[i], b = from2[i];
+    to[i] = a * c - b * s;
+    to2[i] = b * c + a * s;
+  }
+}
+
+// Few features are rotated as a rule (a quarter of the head), so halves are often shorter than the
+// longest vectors: take the longest that fit.
+template <bool kBack>
+HWY_INLINE void turn_pairs(const Turn& turn, const float* from, float* to) {
+  if (turn.half >= static_cast<int64_t>(hn::Lanes(F32()))) {
+    turn_pairs_by<kBack>(F32(), turn, from, to);
+  } else if (turn.half >= 8) {
+    turn_pairs_by<kBack>(hn::CappedTag<float, 8>(), turn, from, to);
+  } else {
+    turn_pairs_by<kBack>(hn::CappedTag<float, 4>(), turn, from, to);
+  }
+}
+
+static void forward(const OpArgs& args) {
+  const View& x_view = args.in[0];
+  const auto eps = static_cast<float>(args.attr<NormRopeSettings>().eps);
+  const Rows x_rows(x_view), y_rows(args.out[0]);
+  const int64_t tokens = x_view.dim(1), heads = x_view.dim(2), width = x_view.dim(3);
+  const int64_t half = args.in[2] ? args.in[2].dim(1) : 0;
+  const float* x0 = x_view.ptr<float>();
+  const float* w = args.in[1].ptr<float>();
+  const float* cos = args.in[2].ptr<float>();
+  const float* sin = args.in[3].ptr<float>();
+  float* y0 = args.out[0].ptr<float>();
+  float* saved = args.saved[0].ptr<float>();
+  parallel_ranges(x_rows.count(), 8, [&](int64_t begin, int64_t end) {
+    const F32 d;
+    const V32 one = hn::Set(d, 1.0f);
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = x0 + x_rows[row];
+      float* y = y0 + y_rows[row];
+      const float r = 1.0f / std::sqrt(dot(d, x, x, width) / static_cast<float>(width) + eps);
+      const V32 vr = hn::Set(d, r);
+      for_vectors(d, width, [&](int64_t i, size_t n) {
+        const V32 gain = hn::Add(one, load_part(d, w + i, n));
+        store_part(d, hn::Mul(hn::Mul(load_part(d, x + i, n), vr), gain), y + i, n);
+      });
+      if (half > 0) {
+        const int64_t at = row / heads % tokens * half;
+        turn_pairs<false>({cos + at, sin + at, half}, y, y);
+      }
+      if (saved != nullptr) {
+        saved[row] = r;
+      }
+    }
+  });
+}
+
+static void backward(const OpArgs& args) {
+  const View& x_view = args.in[0];
+  const Rows x_rows(x_view), dy_rows(args.dout[0]);
+  const Rows dx_rows(args.din[0] ? args.din[0] : x_view);
+  const int64_t tokens = x_view.dim(1), heads = x_view.dim(2), width = x_view.dim(3);
+  const int64_t half = args.in[2] ? args.in[2].dim(1) : 0;
+  const float* x0 = x_view.ptr<float>();
+  const float* w = args.in[1].ptr<float>();
+  const float* cos = args.in[2].ptr<float>();
+  const float* sin = args.in[3].ptr<float>();
+  const float* dy0 = args.dout[0].ptr<float>();
+  const float* saved = args.saved[0].ptr<float>();
+  float* dx0 = args.din[0].ptr<float>();
+  float* dw = args.din[1].ptr<float>();
+  const int64_t groups = row_groups(x_rows.count());
+  auto* partial = static_cast<float*>(args.workspace);  // [groups, width]
+  float* scratch = partial + groups * width;            // [threads, width]
+
+  parallel_ranges(groups, 1, [&](int64_t first, int64_t last) {
+    const F32 d;
+    const V32 one = hn::Set(d, 1.0f);
+    float* dn = scratch + thread_index() * width;
+    for (int64_t group = first; group < last; ++group) {
+      float* sums = partial + group * width;
+      std::memset(sums, 0, static_cast<size_t>(width) * sizeof(float));
+      const int64_t end = HWY_MIN(x_rows.count(), (group + 1) * kRowGroup);
+      for (int64_t row = group * kRowGroup; row < end; ++row) {
+        const float* x = x0 + x_rows[row];
+        const float* dy = dy0 + dy_rows[row];
+        if (half > 0) {
+          const int64_t at = row / heads % tokens * half;
+          turn_pairs<true>({cos + at, sin + at, half}, dy, dn);
+        }
+        std::memcpy(dn + 2 * half, dy + 2 * half,
+                    static_cast<size_t>(width - 2 * half) * sizeof(float));
+        const V32 r = hn::Set(d, saved[row]);
+        V32 dots = hn::Zero(d);
+        for_vectors(d, width, [&](int64_t i, size_t n) {
+          const V32 xhat = hn::Mul(load_part(d, x + i, n), r);
+          const V32 g = load_part(d, dn + i, n);
+          dots = hn::MulAdd(hn::Mul(g, hn::Add(one, load_part(d, w + i, n))), xhat, dots);
+          put(d, hn::Mul(g, xhat), sums + i, n, true);
+        });
+        if (dx0 == nullptr) {
+          continue;
+        }
+        float* dx = dx0 + dx_rows[row];
+        const V32 mean =
+            hn::Set(d, hn::GetLane(hn::SumOfLanes(d, dots)) / static_cast<float>(width));
+        for_vectors(d, width, [&](int64_t i, size_t n) {
+          const V32 xhat = hn::Mul(load_part(d, x + i, n), r);
+          const V32 g = hn::Mul(load_part(d, dn + i, n), hn::Add(one, load_part(d, w + i, n)));
+          put(d, hn::Mul(r, hn::NegMulAdd(xhat, mean, g)), dx + i, n, args.accumulate[0]);
+        });
+      }
+    }
+  });
+  if (dw == nullptr) {
+    return;
+  }
+  // Groups are added in order, each thread a range of features.
+  parallel_ranges(width, 64, [&](int64_t begin, int64_t end) {
+    const F32 d;
+    for_vectors(d, end - begin, [&](int64_t i, size_t n) {
+      V32 sum = args.accumulate[1] ? load_part(d, dw + begin + i, n) : hn::Zero(d);
+      for (int64_t group = 0; group < groups; ++group) {
+        sum = hn::Add(sum, load_part(d, partial + group * width + begin + i, n));
+      }
+      store_part(d, sum, dw + begin + i, n);
+    });
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fwpkm
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fwpkm {
+
+HWY_EXPORT(forward);
+HWY_EXPORT(backward);
+
+void norm_rope_forward_cpu(const OpArgs& args) {
+  HWY_DYNAMIC_DISPATCH(forward)(args);
+}
+
+void norm_rope_backward_cpu(const OpArgs& args) {
+  HWY_DYNAMIC_DISPATCH(backward)(args);
+}
+
+size_t norm_rope_workspace_cpu(const OpArgs& args, bool backward) {
+  const View& x = args.in[0];
+  return backward
+             ? static_cast<size_t>((row_groups(x.rows()) + threads()) * x.dim(-1)) * sizeof(float)
+             : 0;
+}
+
+}  // namespace fwpkm
+#endif
