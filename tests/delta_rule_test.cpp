@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "base/parallel.h"
 #include "base/random.h"
@@ -83,13 +84,13 @@ double relative_error(const Values& a, const Values& b) {
   return largest == 0 ? worst : worst / largest;
 }
 
-// o, the last state and the gradients of q, k, v, g, beta.
-std::vector<Values> run_and_replay(const Problem& p, Device device) {
+// o, the last state and the gradients of q, k, v, g, beta; or of input `only`, if given.
+std::vector<Values> run_and_replay(const Problem& p, Device device, int only = -1) {
   Pool pool(device);
   pool.set_poison(true);
   Tape tape;
   Run run(pool, &tape);
-  std::vector<Tensor> in = {
+  const std::vector<Tensor> in = {
       run.from_host("q", {p.batch, p.length, p.key_heads, p.dk}, p.q),
       run.from_host("k", {p.batch, p.length, p.key_heads, p.dk}, p.k),
       run.from_host("v", {p.batch, p.length, p.value_heads, p.dv}, p.v),
@@ -98,14 +99,15 @@ std::vector<Values> run_and_replay(const Problem& p, Device device) {
   };
   const Tensor state = run.from_host("state", {p.batch, p.value_heads, p.dk, p.dv}, p.state);
   const Tensor seed = run.from_host("seed", in[2].shape(), p.seed);
-  for (const Tensor& t : in) {
+  const std::vector<Tensor> wanted = only < 0 ? in : std::vector{in[static_cast<size_t>(only)]};
+  for (const Tensor& t : wanted) {
     t.node()->wants_grad = true;
     tape.keep_grad(t);
   }
   const Tensor o = delta_rule(run, in[0], in[1], in[2], in[3], in[4], state);
   std::vector<Values> results = {to_host(o.view()), to_host(state.view())};
   tape.backward(pool, o, seed);
-  for (const Tensor& t : in) {
+  for (const Tensor& t : wanted) {
     results.push_back(to_host(t.node()->grad));
   }
   return results;
@@ -180,14 +182,29 @@ TEST(DeltaRule, RepeatedKeys) {
 }
 
 TEST(DeltaRule, ThreadsDoNotMatter) {
+  const int before = threads();
+  Problem many, single;  // many items of work, and a single one
+  single.batch = single.key_heads = 1;
+  single.dk = single.dv = 64;
+  for (Problem& p : {std::ref(many), std::ref(single)}) {
+    p.draw();
+    set_threads(1);
+    const auto one = run_and_replay(p, Device::cpu());
+    for (int count : {2, 3, 8}) {
+      set_threads(count);
+      EXPECT_EQ(run_and_replay(p, Device::cpu()), one) << count << " threads";
+    }
+  }
+  set_threads(before);
+}
+
+TEST(DeltaRule, UnwantedGradientsAreLeftOut) {
   Problem p;
   p.draw();
-  const int before = threads();
-  set_threads(1);
-  const auto one = run_and_replay(p, Device::cpu());
-  set_threads(3);
-  EXPECT_EQ(run_and_replay(p, Device::cpu()), one);
-  set_threads(before);
+  const auto all = run_and_replay(p, Device::cpu());
+  for (int only = 0; only < 5; ++only) {
+    EXPECT_EQ(run_and_replay(p, Device::cpu(), only).back(), all[static_cast<size_t>(only) + 2]);
+  }
 }
 
 TEST(DeltaRule, ShapesAreChecked) {

@@ -94,7 +94,9 @@ std::vector<Case> delta_rule_cases() {
                          {1, 130, 1, 2, 64, 64},
                          {3, 130, 2, 4, 8, 12},
                          {1, 200, 2, 2, 16, 16},
-                         {1, 200, 1, 3, 33, 17}}) {
+                         {1, 200, 1, 3, 33, 17},
+                         {1, 70, 1, 2, 128, 64},
+                         {2, 96, 1, 1, 72, 80}}) {
     add(n);
   }
   cases.push_back(fused({2, 5, 2, 4, 8, 12}));
@@ -111,9 +113,8 @@ std::vector<Case> delta_rule_cases() {
   Case& perf = add(large);
   perf.name = "perf:" + large.str();
   perf.perf = true;
-  // Per token and head: [Q; K] K^T, [Q; K] S, P U, K^T U, and half a product for the solve.
-  const double c = static_cast<double>(kDeltaChunk);
-  perf.flops = 2048.0 * 8 * 2 * (2 * c * 64 + 2 * 64 * 64 + c * 64 + 64 * 64 + c * 64 / 2);
+  // Per token and head: S^T k, S^T q and k u^T, whichever way they are grouped.
+  perf.flops = 2048.0 * 8 * 2 * 3 * 64 * 64;
   perf.bytes = 2048.0 * 8 * 4 * (4 * 64 + 2);
   return cases;
 }

@@ -16,13 +16,14 @@
 namespace fwpkm {
 #ifndef FWPKM_DELTA_RULE_CPU_ONCE_
 #define FWPKM_DELTA_RULE_CPU_ONCE_
-// Below this many tokens, and with nothing to save, the recurrence is faster than a chunk.
-inline constexpr int64_t kRecurrentLength = 16;
 // Work (tokens times elements of S) from which more than one thread pays in the recurrence.
-inline constexpr int64_t kRecurrentParallel = 1 << 18;
+inline constexpr int64_t kParallelWork = 1 << 18;
 
-inline bool delta_recurrent(const OpArgs& args) {
-  return !args.saved[0] && args.in[0].dim(1) < kRecurrentLength;
+// Whether to go token by token instead of by chunks. The recurrence does the fewest operations, but
+// walks through S for every token: it wins while S stays in the first-level cache, and for a few
+// tokens always. Widths that leave partial vectors are better off with matrix products.
+inline bool delta_recurrent(const DeltaSizes& n) {
+  return n.length < 16 || (n.matrix() <= 4096 && n.dv % 16 == 0);
 }
 #endif
 }  // namespace fwpkm
@@ -76,39 +77,31 @@ HWY_INLINE void recurrent_strip(F32 d, float* s, int64_t dk, int64_t dv, const f
   }
 }
 
-// All tokens of key head hk of batch row b. `scratch` holds q, k and, without a state to work in,
-// the states of the group.
-HWY_INLINE void recurrent_item(const OpArgs& args, const DeltaSizes& sizes, int64_t b, int64_t hk,
-                               float* scratch) {
-  const F32 d;
+// Tokens t0 .. t0+n-1 of value head h, whose normalised keys are in `t`, one after the other; S
+// [dk, dv] goes from the start to the end.
+HWY_INLINE void recurrent_chunk(F32 d, const OpArgs& args, const DeltaSizes& sizes, int64_t b,
+                                int64_t t0, int64_t h, int64_t n, const DeltaForwardScratch& t,
+                                float* s) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const DeltaForwardScratch t(sizes, scratch);
-  float* s0 = t.s;
-  if (args.state[0]) {
-    s0 = args.state[0].ptr<float>() + sizes.state_at(b, hk * sizes.group);
-  } else {
-    std::memset(s0, 0, static_cast<size_t>(sizes.group * sizes.matrix()) * sizeof(float));
-  }
-  const float* q = t.qk;
-  const float* k = t.qk + t.ldk;
-  for (int64_t step = 0; step < sizes.length; ++step) {
-    load_keys(d, args, b, step, hk, 1, t.qk, t.ldk, nullptr);
-    const float qk = dot(d, q, k, sizes.dk);
-    for (int64_t r = 0; r < sizes.group; ++r) {
-      const int64_t h = hk * sizes.group + r;
-      const float decay = std::exp(args.in[3].ptr<const float>()[sizes.at(b, step, h)]);
-      const float beta = args.in[4].ptr<const float>()[sizes.at(b, step, h)];
-      const float* v = delta_row<const float>(args.in[2], b, step, h);
-      float* o = delta_row<float>(args.out[0], b, step, h);
-      float* s = s0 + r * sizes.matrix();
-      int64_t c = 0;
-      for (; c + 4 * lanes <= sizes.dv; c += 4 * lanes) {
-        recurrent_strip<4>(d, s + c, sizes.dk, sizes.dv, q, k, qk, decay, beta, v + c, o + c, 0);
-      }
-      for (; c < sizes.dv; c += lanes) {
-        recurrent_strip<1>(d, s + c, sizes.dk, sizes.dv, q, k, qk, decay, beta, v + c, o + c,
-                           static_cast<size_t>(HWY_MIN(lanes, sizes.dv - c)));
-      }
+  const int64_t dk = sizes.dk, dv = sizes.dv;
+  for (int64_t i = 0; i < n; ++i) {
+    const float* q = t.qk + i * t.ldk;
+    const float* k = q + n * t.ldk;
+    const float qk = dot(d, q, k, dk);
+    const float decay = std::exp(args.in[3].ptr<const float>()[sizes.at(b, t0 + i, h)]);
+    const float beta = args.in[4].ptr<const float>()[sizes.at(b, t0 + i, h)];
+    const float* v = delta_row<const float>(args.in[2], b, t0 + i, h);
+    float* o = delta_row<float>(args.out[0], b, t0 + i, h);
+    int64_t c = 0;
+    for (; c + 4 * lanes <= dv; c += 4 * lanes) {
+      recurrent_strip<4>(d, s + c, dk, dv, q, k, qk, decay, beta, v + c, o + c, 0);
+    }
+    for (; c + 2 * lanes <= dv; c += 2 * lanes) {
+      recurrent_strip<2>(d, s + c, dk, dv, q, k, qk, decay, beta, v + c, o + c, 0);
+    }
+    for (; c < dv; c += lanes) {
+      recurrent_strip<1>(d, s + c, dk, dv, q, k, qk, decay, beta, v + c, o + c,
+                         static_cast<size_t>(HWY_MIN(lanes, dv - c)));
     }
   }
 }
@@ -143,11 +136,13 @@ HWY_INLINE void forward_chunk(F32 d, const OpArgs& args, const DeltaSizes& sizes
   gemm(true, false, dk, dv, n, 1.0f, t.qk + n * t.ldk, t.ldk, t.u, t.ldv, gates.e[n - 1], s, dv);
 }
 
+// All tokens of key head hk of batch row b.
 HWY_INLINE void forward_item(const OpArgs& args, const DeltaSizes& sizes, int64_t b, int64_t hk,
                              float* scratch) {
   const F32 d;
   const DeltaForwardScratch t(sizes, scratch);
   const auto bytes = static_cast<size_t>(sizes.matrix()) * sizeof(float);
+  const bool recurrent = delta_recurrent(sizes);
   float* s0 = t.s;
   if (args.state[0]) {
     s0 = args.state[0].ptr<float>() + sizes.state_at(b, hk * sizes.group);
@@ -157,15 +152,21 @@ HWY_INLINE void forward_item(const OpArgs& args, const DeltaSizes& sizes, int64_
   for (int64_t chunk = 0; chunk < sizes.chunks; ++chunk) {
     const int64_t t0 = chunk * kDeltaChunk, n = HWY_MIN(kDeltaChunk, sizes.length - t0);
     load_keys(d, args, b, t0, hk, n, t.qk, t.ldk, nullptr);
-    gemm(false, true, 2 * n, n, sizes.dk, 1.0f, t.qk, t.ldk, t.qk + n * t.ldk, t.ldk, 0.0f, t.dots,
-         kDeltaChunk);
+    if (!recurrent) {
+      gemm(false, true, 2 * n, n, sizes.dk, 1.0f, t.qk, t.ldk, t.qk + n * t.ldk, t.ldk, 0.0f,
+           t.dots, kDeltaChunk);
+    }
     for (int64_t r = 0; r < sizes.group; ++r) {
       const int64_t h = hk * sizes.group + r;
       float* s = s0 + r * sizes.matrix();
       if (args.saved[0]) {
         std::memcpy(args.saved[0].ptr<float>() + sizes.saved_at(b, h, chunk), s, bytes);
       }
-      forward_chunk(d, args, sizes, b, t0, h, n, t, s);
+      if (recurrent) {
+        recurrent_chunk(d, args, sizes, b, t0, h, n, t, s);
+      } else {
+        forward_chunk(d, args, sizes, b, t0, h, n, t, s);
+      }
     }
   }
 }
@@ -178,18 +179,12 @@ void delta_forward(const OpArgs& args) {
   const DeltaSizes sizes(args);
   const int64_t items = sizes.batch * sizes.key_heads;
   const int64_t size = DeltaForwardScratch(sizes, nullptr).size;
-  const bool recurrent = delta_recurrent(args);
   const auto one = [&](int64_t item) {
     float* scratch = static_cast<float*>(args.workspace) + thread_index() * size;
-    const int64_t b = item / sizes.key_heads, hk = item % sizes.key_heads;
-    if (recurrent) {
-      delta::recurrent_item(args, sizes, b, hk, scratch);
-    } else {
-      delta::forward_item(args, sizes, b, hk, scratch);
-    }
+    delta::forward_item(args, sizes, item / sizes.key_heads, item % sizes.key_heads, scratch);
   };
   const int64_t work = sizes.batch * sizes.value_heads * sizes.length * sizes.matrix();
-  if (recurrent && work < kRecurrentParallel) {
+  if (delta_recurrent(sizes) && work < kParallelWork) {
     for (int64_t item = 0; item < items; ++item) {
       one(item);
     }

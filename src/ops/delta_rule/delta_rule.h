@@ -11,7 +11,8 @@
 namespace fwpkm {
 
 // Tokens that are worked on at once. The state at the start of every chunk is saved for backward.
-inline constexpr int64_t kDeltaChunk = 64;
+// A power of two from 16 on; README.md says why it is 32.
+inline constexpr int64_t kDeltaChunk = 32;
 inline constexpr double kDeltaEps = 1e-6;
 
 // q, k [B, T, Hk, dk] and v [B, T, Hv, dv] may be strided (last stride 1), so that they can be
