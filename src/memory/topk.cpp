@@ -98,6 +98,14 @@ HWY_INLINE VI32 count_up(VI32 n, M32 mask) {
 #endif
 }
 
+// Stores the lanes chosen by the mask one after the other, and anything behind them up to a vector;
+// returns how many were chosen. (Compressing straight to memory is very slow on some processors.)
+HWY_INLINE int64_t append(V32 v, VI32 id, hn::Mask<F32> mask, float* scores, int32_t* ids) {
+  hn::StoreU(hn::Compress(v, mask), F32(), scores);
+  hn::StoreU(hn::Compress(id, as_int(mask)), I32(), ids);
+  return static_cast<int64_t>(hn::CountTrue(F32(), mask));
+}
+
 // The k-th largest of values[0..count): the largest value that at least k values reach. Writes up
 // to a vector of padding behind them.
 float kth_largest(float* values, int64_t count, int64_t k) {
@@ -136,12 +144,17 @@ float kth_largest(float* values, int64_t count, int64_t k) {
   return hn::GetLane(hn::MaxOfLanes(d, found));
 }
 
-// Puts each of the candidates that is among the k best at its rank. No NaN; ids differ.
-void select_by_rank(const Candidates& c, int64_t count, int64_t k, float* best, int32_t* ids) {
+// Ranks of the candidates: how many beat each of them. kTies: of equal scores the lower id wins;
+// otherwise equal scores share a rank. Puts candidates at their ranks in `sorted` and `sorted_ids`
+// and returns the sum of the ranks. No NaN; ids differ.
+template <bool kTies>
+HWY_INLINE int64_t place_by_rank(const Candidates& c, int64_t count, float* sorted,
+                                 int32_t* sorted_ids) {
   const F32 d;
   const I32 di;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   HWY_ALIGN int32_t ranks[2 * hn::MaxLanes(F32())];
+  int64_t total = 0;
   for (int64_t i = 0; i < count; i += 2 * lanes) {
     // Lanes past the end hold anything; their ranks are not looked at.
     const V32 v0 = hn::LoadU(d, c.scores + i), v1 = hn::LoadU(d, c.scores + i + lanes);
@@ -149,9 +162,13 @@ void select_by_rank(const Candidates& c, int64_t count, int64_t k, float* best, 
     VI32 n0 = hn::Zero(di), n1 = n0;
     for (int64_t j = 0; j < count; ++j) {
       const V32 x = hn::Set(d, c.scores[j]);
-      const VI32 id = hn::Set(di, c.ids[j]);
       const auto beats = [&](V32 v, VI32 v_id) {
-        return hn::Or(as_int(hn::Gt(x, v)), hn::And(as_int(hn::Eq(x, v)), hn::Lt(id, v_id)));
+        M32 mask = as_int(hn::Gt(x, v));
+        if constexpr (kTies) {
+          const M32 lower = hn::Lt(hn::Set(di, c.ids[j]), v_id);
+          mask = hn::Or(mask, hn::And(as_int(hn::Eq(x, v)), lower));
+        }
+        return mask;
       };
       n0 = count_up(n0, beats(v0, id0));
       n1 = count_up(n1, beats(v1, id1));
@@ -160,12 +177,23 @@ void select_by_rank(const Candidates& c, int64_t count, int64_t k, float* best, 
     hn::Store(n1, di, ranks + lanes);
     const int64_t end = HWY_MIN(2 * lanes, count - i);
     for (int64_t l = 0; l < end; ++l) {
-      if (ranks[l] < k) {
-        best[ranks[l]] = c.scores[i + l];
-        ids[ranks[l]] = c.ids[i + l];
-      }
+      sorted[ranks[l]] = c.scores[i + l];
+      sorted_ids[ranks[l]] = c.ids[i + l];
+      total += ranks[l];
     }
   }
+  return total;
+}
+
+void select_by_rank(const Candidates& c, int64_t count, int64_t k, float* best, int32_t* ids) {
+  auto* sorted = reinterpret_cast<float*>(c.keys);
+  auto* sorted_ids = reinterpret_cast<int32_t*>(sorted + count);
+  // Without ties the ranks are 0..count-1; each tie makes their sum smaller.
+  if (place_by_rank<false>(c, count, sorted, sorted_ids) != count * (count - 1) / 2) {
+    place_by_rank<true>(c, count, sorted, sorted_ids);
+  }
+  std::memcpy(best, sorted, static_cast<size_t>(k) * sizeof(float));
+  std::memcpy(ids, sorted_ids, static_cast<size_t>(k) * sizeof(int32_t));
 }
 
 void select(const Candidates& c, int64_t count, int64_t k, float* best, int32_t* ids) {
@@ -209,16 +237,17 @@ void top_k_simd(const float* scores, int64_t n, int64_t k, float* best, int32_t*
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const Candidates c(scratch, n, n);
   const V32 bound = hn::Set(d, lower_bound(scores, n, k, c.group));
+  const VI32 step = hn::Set(di, static_cast<int32_t>(lanes));
+  VI32 id = hn::Iota(di, 0);
   int64_t count = 0;
   for_vectors(d, n, [&](int64_t i, size_t part) {
     const V32 v = load_part(d, scores + i, part);
-    const VI32 id = hn::Iota(di, static_cast<int32_t>(i));
     auto mask = hn::Ge(v, bound);
     if (HWY_UNLIKELY(part < static_cast<size_t>(lanes))) {
       mask = hn::And(mask, hn::FirstN(d, part));
     }
-    hn::CompressStore(id, as_int(mask), di, c.ids + count);
-    count += static_cast<int64_t>(hn::CompressStore(v, mask, d, c.scores + count));
+    count += append(v, id, mask, c.scores + count, c.ids + count);
+    id = hn::Add(id, step);
   });
   if (HWY_UNLIKELY(count < k)) {  // only with NaN
     for (int64_t i = 0; i < n; ++i) {
@@ -272,8 +301,7 @@ void product_top_k_simd(const float* a, const int32_t* a_ids, const float* b, co
       const auto mask =
           hn::And(hn::Ge(sum, bound), hn::FirstN(d, static_cast<size_t>(HWY_MIN(lanes, k - j))));
       const VI32 slot = hn::Add(base, hn::LoadU(di, c.group_ids + j));
-      hn::CompressStore(slot, as_int(mask), di, c.ids + count);
-      const auto got = static_cast<int64_t>(hn::CompressStore(sum, mask, d, c.scores + count));
+      const int64_t got = append(sum, slot, mask, c.scores + count, c.ids + count);
       count += got;
       if (got < lanes) {
         break;

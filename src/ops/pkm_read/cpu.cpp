@@ -18,7 +18,7 @@ namespace {
 // them first.
 constexpr int64_t kFewTokens = 4;
 
-// scores [count, n] = q [count, half] (rows `q_stride` apart) x keys [n, half]^T.
+// scores [count, n] = q [count, half] (rows s.row apart) x keys [n, half]^T.
 void few_scores(const PkmSizes& s, const float* q, int64_t count, const float* keys,
                 float* scores) {
   const F32 d;
