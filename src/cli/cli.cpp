@@ -16,8 +16,10 @@ void command(CLI::App* app, Body body) {
                   "Write the results as JSON to this file; - is standard output, which then holds "
                   "nothing else")
       ->type_name("PATH");
-  app->add_option("--device", common->device,
-                  "Where to compute: cpu (float, fast) or reference (double, slow, exact)")
+  app->add_option(
+         "--device", common->device,
+         "Where to compute: cpu (float, fast), reference (double, slow, exact) or plain (the "
+         "reference's code in float: what rounding alone does)")
       ->type_name("NAME")
       ->capture_default_str();
   app->add_option("--threads", common->threads, "Threads to use; 0 uses all cores")
@@ -50,8 +52,8 @@ void emit(const Common& common, const nlohmann::json& results) {
   }
   const std::string text = results.dump(2) + "\n";
   if (common.json == "-") {
-    const bool ok = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
-                    std::fflush(stdout) == 0;
+    const bool ok =
+        std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
     require(ok, "output", "cannot write to standard output");
     return;
   }

@@ -185,16 +185,18 @@ Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
   const auto& w = layer.pkm;
   Tensor query = linear(run, x, w.query, w.query_bias);
   if (w.query_norm) {
-    query = rms_norm(run, query, w.query_norm, {kPkmNormEps, 0.0});
+    query =
+        rms_norm(run, query, w.query_norm, {kPkmNormEps, 0.0, config_.compat == Compat::kOfficial});
   }
   const PkmSettings settings = {config_.pkm.heads, config_.pkm.topk, config_.pkm.n_subkeys};
   const PkmRead read = pkm_read(run, query, w.keys, w.values, settings);
-  const Tensor inner = swiglu(run, linear(run, x, w.gate, w.gate_bias), read.output);
+  const Tensor gate = linear(run, x, w.gate, w.gate_bias);
+  const Tensor inner = swiglu(run, gate, read.output.reshape(gate.shape()));
   return linear(run, inner, w.out, w.out_bias, residual);
 }
 
 Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& options) const {
-  const RmsNormSettings norm = {config_.norm_eps, 1.0};
+  const RmsNormSettings norm = {config_.norm_eps, 1.0, false};
   const int64_t time = tokens.dim(1);
   int64_t position = 0;
   if (options.state != nullptr) {

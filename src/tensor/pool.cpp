@@ -26,10 +26,12 @@ Device Device::parse(const std::string& name) {
   if (name == "cpu") {
     return cpu();
   }
-  if (name == "cuda") {
-    fail("device", "this build has no CUDA backend; use --device cpu or --device reference");
+  if (name == "plain") {
+    return plain();
   }
-  fail("device", "there is no device '{}'; use cpu or reference", name);
+  require(name != "cuda", "device",
+          "this build has no CUDA backend; use --device cpu or --device reference");
+  fail("device", "there is no device '{}'; use cpu, reference or plain", name);
 }
 
 Block::~Block() {

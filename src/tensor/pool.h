@@ -21,7 +21,7 @@ struct Device {
   // The scalar reference code in float: the plain implementation that fast kernels are judged by.
   static Device plain() { return {DeviceKind::kReference, DType::kF32}; }
   static Device cpu() { return {DeviceKind::kCpu, DType::kF32}; }
-  // "reference", "cpu" or "cuda"; an error names the devices of this build.
+  // "reference", "plain", "cpu" or "cuda"; an error names the devices of this build.
   static Device parse(const std::string& name);
 };
 

@@ -14,6 +14,7 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
+#include <cmath>
 #include <cstring>
 
 HWY_BEFORE_NAMESPACE();
@@ -59,6 +60,13 @@ HWY_INLINE float dot(F32 d, const float* a, const float* b, int64_t width) {
     sum = hn::MulAdd(load_part(d, a + i, n), load_part(d, b + i, n), sum);
   });
   return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+// 1 / sqrt(|x|^2 / divisor + eps). The last steps are in double: norms divide by small numbers, and
+// an error here would reach every feature of the row.
+HWY_INLINE float inverse_norm(F32 d, const float* x, int64_t width, double divisor, double eps) {
+  return static_cast<float>(1.0 /
+                            std::sqrt(static_cast<double>(dot(d, x, x, width)) / divisor + eps));
 }
 
 // 1 / (1 + exp(-x)), without overflow.

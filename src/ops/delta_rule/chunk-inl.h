@@ -27,7 +27,7 @@ HWY_INLINE void scale_row(F32 d, const float* from, float scale, int64_t width, 
 
 // y = x * scale / sqrt(|x|^2 + eps); returns 1 / sqrt(|x|^2 + eps).
 HWY_INLINE float normalize(F32 d, const float* x, int64_t width, float scale, float* y) {
-  const float r = 1.0f / std::sqrt(dot(d, x, x, width) + static_cast<float>(kDeltaEps));
+  const float r = inverse_norm(d, x, width, 1.0, kDeltaEps);
   scale_row(d, x, r * scale, width, y);
   return r;
 }

@@ -13,7 +13,7 @@ namespace fwpkm {
 namespace HWY_NAMESPACE {
 
 static void forward(const OpArgs& args) {
-  const auto eps = static_cast<float>(args.attr<NormGateSettings>().eps);
+  const double eps = args.attr<NormGateSettings>().eps;
   const Rows x_rows(args.in[0]), z_rows(args.in[2]), y_rows(args.out[0]);
   const int64_t width = args.in[0].dim(-1);
   const float* x0 = args.in[0].ptr<float>();
@@ -27,7 +27,7 @@ static void forward(const OpArgs& args) {
       const float* x = x0 + x_rows[row];
       const float* z = z0 + z_rows[row];
       float* y = y0 + y_rows[row];
-      const float r = 1.0f / std::sqrt(dot(d, x, x, width) / static_cast<float>(width) + eps);
+      const float r = inverse_norm(d, x, width, static_cast<double>(width), eps);
       const V32 vr = hn::Set(d, r);
       for_vectors(d, width, [&](int64_t i, size_t n) {
         const V32 zi = load_part(d, z + i, n);

@@ -56,7 +56,7 @@ HWY_INLINE void turn_pairs(const Turn& turn, const float* from, float* to) {
 
 static void forward(const OpArgs& args) {
   const View& x_view = args.in[0];
-  const auto eps = static_cast<float>(args.attr<NormRopeSettings>().eps);
+  const double eps = args.attr<NormRopeSettings>().eps;
   const Rows x_rows(x_view), y_rows(args.out[0]);
   const int64_t tokens = x_view.dim(1), heads = x_view.dim(2), width = x_view.dim(3);
   const int64_t half = args.in[2] ? args.in[2].dim(1) : 0;
@@ -72,7 +72,7 @@ static void forward(const OpArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       const float* x = x0 + x_rows[row];
       float* y = y0 + y_rows[row];
-      const float r = 1.0f / std::sqrt(dot(d, x, x, width) / static_cast<float>(width) + eps);
+      const float r = inverse_norm(d, x, width, static_cast<double>(width), eps);
       const V32 vr = hn::Set(d, r);
       for_vectors(d, width, [&](int64_t i, size_t n) {
         const V32 gain = hn::Add(one, load_part(d, w + i, n));

@@ -10,7 +10,7 @@ std::vector<Case> rms_norm_cases() {
     c.name = fmt::format("rows={},width={},offset={}", rows, width, offset);
     c.inputs = {{"x", {rows, width}}, {"w", {width}}};
     c.build = [=](Run& run, const std::vector<Tensor>& in) {
-      return std::vector<Tensor>{rms_norm(run, in[0], in[1], {1e-5, offset})};
+      return std::vector<Tensor>{rms_norm(run, in[0], in[1], {1e-5, offset, false})};
     };
     cases.push_back(c);
     return cases.back();
@@ -25,7 +25,7 @@ std::vector<Case> rms_norm_cases() {
   strided.inputs = {{"x", {2, 5, 3, 24}}, {"w", {12}}};
   strided.build = [](Run& run, const std::vector<Tensor>& in) {
     const Tensor part = in[0].part(in[0].view().slice(-1, 4, 16));
-    return std::vector<Tensor>{rms_norm(run, part, in[1], {1e-6, 1.0})};
+    return std::vector<Tensor>{rms_norm(run, part, in[1], {1e-6, 1.0, false})};
   };
   cases.push_back(strided);
   Case& perf = add(2048, 768, 1.0);

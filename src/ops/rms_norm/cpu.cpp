@@ -15,7 +15,7 @@ namespace {  // other ops have functions of the same names
 
 void forward(const OpArgs& args) {
   const auto settings = args.attr<RmsNormSettings>();
-  const auto eps = static_cast<float>(settings.eps);
+  const double eps = settings.eps;
   const auto offset = static_cast<float>(settings.offset);
   const Rows x_rows(args.in[0]), y_rows(args.out[0]);
   const int64_t width = args.in[0].dim(-1);
@@ -29,7 +29,7 @@ void forward(const OpArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       const float* x = x0 + x_rows[row];
       float* y = y0 + y_rows[row];
-      const float r = 1.0f / std::sqrt(dot(d, x, x, width) / static_cast<float>(width) + eps);
+      const float r = inverse_norm(d, x, width, static_cast<double>(width), eps);
       const V32 vr = hn::Set(d, r);
       for_vectors(d, width, [&](int64_t i, size_t n) {
         const V32 gain = hn::Add(voffset, load_part(d, w + i, n));

@@ -6,19 +6,29 @@
 
 #include "ops/common/rows.h"
 #include "ops/rms_norm/rms_norm.h"
+#include "ops/rms_norm/single.h"
 
 namespace fwpkm {
 
 // in: x, w. out: y. saved: r.
 template <typename T>
 void rms_norm_forward_reference(const OpArgs& args) {
-  const auto [eps, offset] = args.attr<RmsNormSettings>();
+  const auto [eps, offset, single] = args.attr<RmsNormSettings>();
   const T* w = args.in[1].ptr<T>();
   const Rows x_rows(args.in[0]), y_rows(args.out[0]);
   const int64_t width = args.in[0].dim(-1);
   for (int64_t row = 0; row < x_rows.count(); ++row) {
     const T* x = args.in[0].ptr<T>() + x_rows[row];
     T* y = args.out[0].ptr<T>() + y_rows[row];
+    if constexpr (std::is_same_v<T, double>) {
+      if (single) {
+        const float r = rms_norm_single_row(x, w, static_cast<size_t>(width), eps, y);
+        if (args.saved[0]) {
+          args.saved[0].ptr<T>()[row] = r;
+        }
+        continue;
+      }
+    }
     T squares = 0;
     for (int64_t i = 0; i < width; ++i) {
       squares += x[i] * x[i];
@@ -35,7 +45,8 @@ void rms_norm_forward_reference(const OpArgs& args) {
 
 template <typename T>
 void rms_norm_backward_reference(const OpArgs& args) {
-  const T offset = T(args.attr<RmsNormSettings>().offset);
+  const auto settings = args.attr<RmsNormSettings>();
+  const T offset = T(settings.offset);
   const T* w = args.in[1].ptr<T>();
   const Rows x_rows(args.in[0]), dy_rows(args.dout[0]);
   const int64_t width = args.in[0].dim(-1);
@@ -47,6 +58,17 @@ void rms_norm_backward_reference(const OpArgs& args) {
     const T* x = args.in[0].ptr<T>() + x_rows[row];
     const T* dy = args.dout[0].ptr<T>() + dy_rows[row];
     const T r = args.saved[0].ptr<T>()[row];
+    if constexpr (std::is_same_v<T, double>) {
+      if (settings.single) {
+        std::vector<double> d(static_cast<size_t>(width));
+        rms_norm_single_row_backward(x, w, dy, static_cast<float>(r), d.size(), d.data(), dw);
+        for (int64_t i = 0; i < width && args.din[0]; ++i) {
+          T& to = args.din[0].ptr<T>()[Rows(args.din[0])[row] + i];
+          to = args.accumulate[0] ? to + d[i] : d[i];
+        }
+        continue;
+      }
+    }
     T mean = 0;
     for (int64_t i = 0; i < width; ++i) {
       mean += dy[i] * (offset + w[i]) * x[i] * r;

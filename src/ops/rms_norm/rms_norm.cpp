@@ -16,6 +16,8 @@ Tensor rms_norm(Run& run, const Tensor& x, const Tensor& w, RmsNormSettings sett
   require(w.shape() == Shape({x.dim(-1)}) && x.view().stride(-1) == 1, kRmsNorm.name,
           "the weight must have one value per feature: x is {}, w is {}", x.shape().str(),
           w.shape().str());
+  require(!settings.single || settings.offset == 0, kRmsNorm.name,
+          "single precision is for plain weights only");
   Tensor y = run.make("rms_norm.y", x.shape());
   run.call(kRmsNorm, {x, w}, {y}, {run.make_saved("rms_norm.r", {x.rows()})}, settings);
   return y;

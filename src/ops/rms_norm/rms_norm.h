@@ -8,6 +8,9 @@ namespace fwpkm {
 struct RmsNormSettings {
   double eps = 1e-5;
   double offset = 1.0;  // 1: weights start at 0; 0: a plain weight
+  // On the reference device work in single precision, rounding as the released code does
+  // (single.h); only with offset 0. Other devices are in single precision anyway.
+  bool single = false;
 };
 
 // x [.., D] (rows may be strided), w [D] -> y [.., D] contiguous. Saves 1/rms of each row.
