@@ -1,0 +1,100 @@
+#include "check/golden.h"
+
+#include <gtest/gtest.h>
+
+#include "base/file.h"
+#include "model/checkpoint.h"
+#include "temp_dir.h"
+#include "tensor/safetensors.h"
+#include "tiny_models.h"
+
+namespace fwpkm {
+namespace {
+
+class Golden : public testing::TestWithParam<const char*> {};
+
+TEST_P(Golden, MatchesTheAuthorsNumbers) {
+  const auto file = std::filesystem::path(FWPKM_TEST_DATA "/golden") / GetParam();
+  for (const Device device : {Device::reference(), Device::cpu()}) {
+    const GoldenResult result = run_golden(file, device);
+    EXPECT_TRUE(result.ok) << device_name(device.kind);
+    EXPECT_EQ(result.groups.size(), 4u);
+    for (const GoldenGroup& group : result.groups) {
+      EXPECT_LE(group.error, result.limit) << group.name << ": " << group.worst;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Files, Golden, testing::Values("gdn_fa_pkm.safetensors", "swa_pkm.safetensors"),
+    [](const auto& info) {
+      return std::string(info.param).substr(0, std::string(info.param).find('.'));
+    });
+
+// A dump of ours is such a file: the reference's numbers judge the CPU's run of them.
+TEST(Dump, CanBeRunAgain) {
+  const TempDir dir;
+  for (const TinyModel& tiny : tiny_models()) {
+    Model model(parse_config(tiny.json, "test"), Device::reference(), true);
+    model.parameters().initialize(3);
+    const auto tokens = tiny_tokens(2 * 20, model.config().vocab_size, 4);
+    const auto file = dir.path() / "dump.safetensors";
+    write_dump(model, tokens, 2, 19, file, {.gradients = true, .weights = true});
+    EXPECT_TRUE(run_golden(file, Device::reference()).ok);
+    EXPECT_TRUE(run_golden(file, Device::cpu()).ok) << tiny.name;
+  }
+}
+
+// One number changed must be found: the comparison can fail.
+TEST(Dump, FindsAWrongNumber) {
+  const TempDir dir;
+  Model model(parse_config(tiny_models()[1].json, "test"), Device::reference(), true);
+  model.parameters().initialize(3);
+  const auto tokens = tiny_tokens(20, model.config().vocab_size, 4);
+  const auto file = dir.path() / "dump.safetensors";
+  write_dump(model, tokens, 1, 19, file, {.gradients = true, .weights = true});
+  const auto changed = dir.path() / "changed.safetensors";
+  for (const std::string victim : {"loss", "grad.model.layers.1.pkm.keys", "trace.2.hidden"}) {
+    const SafeTensors from = SafeTensors::open(file);
+    SafeTensorsWriter to(changed);
+    to.set_metadata("config", from.metadata().at("config"));
+    for (const TensorInfo& info : from.tensors()) {
+      to.declare(info.name, info.dtype, info.shape);
+    }
+    for (const TensorInfo& info : from.tensors()) {
+      if (info.name != victim) {
+        to.append_raw(info.name, from.data(info.name));
+        continue;
+      }
+      std::vector<double> values(info.count());
+      from.read(info.name, values.data(), values.size());
+      values[values.size() / 2] += 1e-3;
+      to.append(info.name, std::span<const double>(values));
+    }
+    to.commit();
+    const GoldenResult result = run_golden(changed, Device::reference());
+    EXPECT_FALSE(result.ok) << victim;
+  }
+}
+
+TEST(Tokens, AreReadAndChecked) {
+  const TempDir dir;
+  const auto file = dir.path() / "tokens.txt";
+  const auto write = [&](const std::string& text) { write_text_atomic(file, text); };
+  write("1 2 3\n4 5 6\n\n");
+  const TokenRows rows = read_token_rows(file);
+  EXPECT_EQ(rows.rows, 2);
+  EXPECT_EQ(rows.length, 3);
+  EXPECT_EQ(rows.tokens, (std::vector<int32_t>{1, 2, 3, 4, 5, 6}));
+  write("1 2 3\n4 5\n");
+  expect_error([&] { read_token_rows(file); }, "line 2 has 2 tokens");
+  write("1 2 x3\n");
+  expect_error([&] { read_token_rows(file); }, "'x3' is not a token number");
+  write("");
+  expect_error([&] { read_token_rows(file); }, "at least one row");
+  write("99999999999 1\n");
+  expect_error([&] { read_token_rows(file); }, "is not a token number");
+}
+
+}  // namespace
+}  // namespace fwpkm
