@@ -3,6 +3,8 @@
 #include "base/parallel.h"
 #include "ops/attention/plan.h"
 
+#include <hwy/cache_control.h>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/attention/cpu_decode.cpp"
 #include <hwy/foreach_target.h>
@@ -13,13 +15,31 @@ HWY_BEFORE_NAMESPACE();
 namespace fwpkm {
 namespace HWY_NAMESPACE {
 
+inline constexpr int64_t kAhead = 16;  // keys
+
+// Asks for the features of `count` tokens. One head's share of a token is a few cache lines out of
+// a long stride, which the processor does not foresee by itself.
+HWY_INLINE void prefetch(const float* from, int64_t stride, int64_t count, int64_t width) {
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t i = 0; i < width; i += 16) {
+      hwy::Prefetch(from + j * stride + i);
+    }
+  }
+}
+
 // s [rows, kDecodeKeys] = scale q [rows, D] k^T; four keys at a time, so that the sums of one do
-// not wait for the other.
+// not wait for the other. Meanwhile the values of the tile are on their way. `left` keys are to be
+// read from here on, those of later tiles included.
 HWY_INLINE void scores(F32 d, const AttentionPlan& plan, const float* q, const float* k,
-                       int64_t stride, int64_t keys, float* s) {
+                       int64_t stride, int64_t keys, int64_t left, const float* v, int64_t v_stride,
+                       float* s) {
   const int64_t width = plan.width;
   int64_t j = 0;
   for (; j + 4 <= keys; j += 4) {
+    if (j + kAhead + 4 <= left) {
+      prefetch(k + (j + kAhead) * stride, stride, 4, width);
+    }
+    prefetch(v + j * v_stride, v_stride, 4, width);
     const float *k0 = k + j * stride, *k1 = k0 + stride, *k2 = k1 + stride, *k3 = k2 + stride;
     for (int64_t r = 0; r < plan.decode_rows(); ++r) {
       V32 s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
@@ -137,7 +157,8 @@ static void decode(const OpArgs& args) {
     const int64_t split_end = std::min(end, first + (split + 1) * kDecodeSplit);
     for (int64_t key0 = first + split * kDecodeSplit; key0 < split_end; key0 += kDecodeKeys) {
       const int64_t keys = std::min(kDecodeKeys, split_end - key0);
-      scores(d, plan, queries, k.at(b, key0, kv), k.token, keys, s);
+      scores(d, plan, queries, k.at(b, key0, kv), k.token, keys, split_end - key0,
+             v.at(b, key0, kv), v.token, s);
       softmax_step(plan, 0, plan.queries, key0, keys, s, kDecodeKeys, row_max, row_sum, sums);
       add_values(d, plan, s, v.at(b, key0, kv), v.token, keys, sums);
     }
