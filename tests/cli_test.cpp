@@ -91,7 +91,6 @@ TEST_F(Cli, ErrorsSayWhatWasWrong) {
   fails("cost --config /nowhere/at/all.json --json -", "/nowhere/at/all.json");
   fails("cost --config " + kGdn + " --set gdn.keyheads=3", "gdn.key_heads");
   fails("cost --config " + kGdn + " --set hidden_size=99999999999", "hidden_size");
-  fails("cost --config " + kGdn + " --device cuda --json /nowhere/x.json", "/nowhere");
   fails("golden " + kGdn, "gdn.json");
   fails("check no_such_op", "there is no op 'no_such_op'");
   fails("check rms_norm --case nope", "nope");
@@ -123,6 +122,12 @@ TEST_F(Cli, ResultsGoToAFile) {
   EXPECT_EQ(outcome.status, 0);
   EXPECT_NE(outcome.out.find("gdn"), std::string::npos);
   EXPECT_EQ(nlohmann::json::parse(read_text(file))["models"][0]["name"], "gdn");
+}
+
+TEST_F(Cli, ResultsThatCannotBeWrittenAreAnError) {
+  const Outcome outcome = run("cost --config " + kGdn + " --json /nowhere/x.json");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("/nowhere/x.json"), std::string::npos) << outcome.err;
 }
 
 TEST_F(Cli, AFullStandardOutputIsAnError) {

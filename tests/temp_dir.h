@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -34,6 +35,29 @@ class TempDir {
 
  private:
   std::filesystem::path path_;
+};
+
+// While it lives, root acts as an ordinary user, to whom `path` is given: root may do everything,
+// so it could not test what permissions forbid.
+class Unprivileged {
+ public:
+  explicit Unprivileged(const std::filesystem::path& path) : was_root_(::geteuid() == 0) {
+    if (was_root_) {
+      require(::chown(path.c_str(), kNobody, kNobody) == 0 && ::seteuid(kNobody) == 0, "test",
+              "cannot act as an ordinary user");
+    }
+  }
+  ~Unprivileged() {
+    if (was_root_ && ::seteuid(0) != 0) {
+      std::abort();
+    }
+  }
+  Unprivileged(const Unprivileged&) = delete;
+  Unprivileged& operator=(const Unprivileged&) = delete;
+
+ private:
+  static constexpr unsigned kNobody = 65534;
+  bool was_root_;
 };
 
 // The message of the Error that `call` throws; anything else fails the test.

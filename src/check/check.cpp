@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "base/random.h"
 #include "tensor/tape.h"
@@ -117,7 +118,13 @@ class Bench {
   }
 
   void backward(uint64_t seed) {
-    std::vector<std::pair<Tensor, Tensor>> seeds;
+    prepare_backward(seed);
+    replay();
+  }
+
+  // Draws the gradients of the outputs.
+  void prepare_backward(uint64_t seed) {
+    seeds_.clear();
     Run run(pool_);
     for (const Tensor& t : tensors_) {
       if (t && !parameters_) {
@@ -125,14 +132,14 @@ class Bench {
       }
     }
     for (size_t k = 0; k < outputs_.size(); ++k) {
-      if (!carries_[k]) {
-        continue;
+      if (carries_[k]) {
+        seeds_.emplace_back(outputs_[k],
+                            run.from_host("seed", outputs_[k].shape(), weights(k, seed)));
       }
-      const Values direction = weights(k, seed);
-      seeds.emplace_back(outputs_[k], run.from_host("seed", outputs_[k].shape(), direction));
     }
-    tape_.backward(pool_, seeds);
   }
+
+  void replay() { tape_.backward(pool_, seeds_); }
 
   // The fixed random weights that make one number of output k.
   Values weights(size_t k, uint64_t seed) const {
@@ -192,6 +199,7 @@ class Bench {
   Tape tape_;
   bool parameters_;
   std::vector<Tensor> tensors_, hold_, outputs_;
+  std::vector<std::pair<Tensor, Tensor>> seeds_;
   std::vector<bool> carries_;  // which outputs carry a gradient
 };
 
@@ -373,21 +381,35 @@ std::vector<CheckResult> check_gradients(const CheckOptions& options) {
 }
 
 std::vector<CheckResult> check_speed(const CheckOptions& options) {
-  return over_cases(options, "perf", [&](const OpInfo&, const Case& c, CheckResult* result) {
+  // No number from a red check: an op whose cases fail is not timed.
+  std::map<std::string, std::string> broken;
+  for (const CheckResult& r : check_values({options.op, "", options.device, options.seed})) {
+    if (!r.ok) {
+      broken[r.op] = fmt::format("not timed, because its case '{}' fails: {}", r.name, r.detail);
+    }
+  }
+  return over_cases(options, "perf", [&](const OpInfo& info, const Case& c, CheckResult* result) {
     if (!c.perf) {
       return false;
+    }
+    if (const auto it = broken.find(info.op->name); it != broken.end()) {
+      result->ok = false;
+      result->detail = it->second;
+      return true;
     }
     const std::vector<Values> inputs = draw_inputs(c, options.seed);
     Bench bench(c, inputs, options.device, false, true);
     Values forward, backward;
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < 9; ++i) {
       const double start = now_ms();
       bench.forward(true);
-      const double middle = now_ms();
-      bench.backward(options.seed);
+      const double forward_end = now_ms();
+      bench.prepare_backward(options.seed);
+      const double backward_start = now_ms();
+      bench.replay();
       if (i >= 2) {
-        forward.push_back(middle - start);
-        backward.push_back(now_ms() - middle);
+        forward.push_back(forward_end - start);
+        backward.push_back(now_ms() - backward_start);
       }
     }
     result->forward_ms = median(forward);

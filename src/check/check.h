@@ -36,7 +36,7 @@ std::vector<CheckResult> check_values(const CheckOptions& options);
 // Gradients of the reference in double against central differences, in three random directions
 // per input.
 std::vector<CheckResult> check_gradients(const CheckOptions& options);
-// Times the cases marked `perf`, after checking them.
+// Times the cases marked `perf` of every op whose other cases pass check_values.
 std::vector<CheckResult> check_speed(const CheckOptions& options);
 
 // The support table: which op has kernels where, as Markdown.

@@ -1,8 +1,8 @@
 #include "check/golden.h"
 
 #include <algorithm>
-#include <cmath>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <map>
 
@@ -83,12 +83,13 @@ class Comparison {
     if (theirs.size() == 1 && theirs[0] == 0 && ours.size() > 1) {
       // A single 0 stands for a gradient that is zero everywhere.
       for (const double x : ours) {
-        error = std::max(error, std::isfinite(x) ? std::fabs(x)
-                                                 : std::numeric_limits<double>::infinity());
+        error = std::max(error,
+                         std::isfinite(x) ? std::fabs(x) : std::numeric_limits<double>::infinity());
       }
     } else {
-      require(ours.size() == theirs.size(), "golden", "{}: {} has {} numbers, but the model gives {}",
-              file_.path().string(), name, theirs.size(), ours.size());
+      require(ours.size() == theirs.size(), "golden",
+              "{}: {} has {} numbers, but the model gives {}", file_.path().string(), name,
+              theirs.size(), ours.size());
       error = relative_error(ours, theirs);
     }
     GoldenGroup& group = groups_[name.substr(0, name.find('.'))];
@@ -141,7 +142,8 @@ TokenRows read_token_rows(const std::filesystem::path& path) {
       if (length > 0) {
         require(rows.length == 0 || length == rows.length, "tokens",
                 "{}: line {} has {} tokens, but the lines before have {}; all rows must be of one "
-                "length", path.string(), line, length, rows.length);
+                "length",
+                path.string(), line, length, rows.length);
         rows.length = length;
         ++rows.rows;
       }
@@ -170,9 +172,11 @@ TokenRows read_token_rows(const std::filesystem::path& path) {
     }
     end_line();
   }
-  require(rows.rows > 0 && rows.length >= 2, "tokens",
-          "{}: at least one row of two tokens is needed (the last one is a label only), but {} rows "
-          "of {} were found", path.string(), rows.rows, rows.length);
+  require(
+      rows.rows > 0 && rows.length >= 2, "tokens",
+      "{}: at least one row of two tokens is needed (the last one is a label only), but {} rows "
+      "of {} were found",
+      path.string(), rows.rows, rows.length);
   return rows;
 }
 
@@ -181,8 +185,8 @@ GoldenResult run_golden(const std::filesystem::path& path, Device device) {
   const auto config_text = file.metadata().find("config");
   require(config_text != file.metadata().end(), "golden",
           "{} has no metadata 'config'; it is not a file of this kind", path.string());
-  ModelConfig config = parse_config(parse_json_text(config_text->second, path.string()),
-                                    path.string());
+  ModelConfig config =
+      parse_config(parse_json_text(config_text->second, path.string()), path.string());
   const TokenRows rows = read_token_rows(path);
   GoldenResult result;
   result.config_name = config.name;
