@@ -35,6 +35,7 @@ struct Contestant {
   Pool pool;
   AdamW optimizer;
   std::vector<double> times;
+  std::map<std::string, OpTime> op_times;  // of all timed steps together
 };
 
 }  // namespace
@@ -58,12 +59,19 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
       settings.lr = config.train.min_lr;
       const auto tokens = random_tokens(options.batch * (options.seq + 1), config.vocab_size,
                                         static_cast<uint64_t>(round));
+      const Profile profile;
       const double start = now_seconds();
       const StepResult step = train_step(who.model, who.pool, who.optimizer, tokens, options.batch,
                                          options.seq, settings, config.train.clip);
       require(std::isfinite(step.loss), "bench", "{}: the loss is not finite", config.name);
       if (round > 0) {
         who.times.push_back(now_seconds() - start);
+        for (const auto& [name, time] : profile.times()) {
+          OpTime& total = who.op_times[name];
+          total.forward_ms += time.forward_ms;
+          total.backward_ms += time.backward_ms;
+          total.calls += time.calls;
+        }
       }
     }
   }
@@ -72,9 +80,9 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
   for (size_t c = 0; c < contestants.size(); ++c) {
     Contestant& who = *contestants[c];
     const ModelConfig& config = who.model.config();
-    progress(fmt::format("{}: products alone", config.name),
-             (rounds + static_cast<double>(c) / static_cast<double>(contestants.size())) /
-                 (rounds + 1));
+    progress(
+        fmt::format("{}: products alone", config.name),
+        (rounds + static_cast<double>(c) / static_cast<double>(contestants.size())) / (rounds + 1));
     const int64_t tokens = options.batch * options.seq;
     TrainBenchRow row;
     row.name = config.name;
@@ -89,6 +97,11 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
     row.peak_mb = static_cast<double>(p.value_bytes() + p.gradient_bytes() + who.optimizer.bytes() +
                                       who.pool.held_bytes()) /
                   (1 << 20);
+    for (const auto& [name, total] : who.op_times) {
+      const double steps = options.steps;
+      row.op_times[name] = {total.forward_ms / steps, total.backward_ms / steps,
+                            total.calls / options.steps};
+    }
     rows.push_back(row);
   }
   progress("done", 1);

@@ -2,22 +2,25 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "model/config.h"
 #include "tensor/pool.h"
+#include "tensor/profile.h"
 
 namespace fwpkm {
 
 struct TrainBenchRow {
   std::string name;
-  double step_ms = 0;          // median full step: forward, backward, clipping, optimizer
+  double step_ms = 0;  // median full step: forward, backward, clipping, optimizer
   double tokens_per_second = 0;
-  double model_gflops = 0;     // the paper's FLOP count over the median step
-  double gemm_gflops = 0;      // best of 20 on the model's own product shapes, same threads
+  double model_gflops = 0;  // the paper's FLOP count over the median step
+  double gemm_gflops = 0;   // best of 20 on the model's own product shapes, same threads
   double fraction_of_gemm = 0;
-  double peak_mb = 0;          // most memory held at once: weights, optimizer, activations
+  std::map<std::string, OpTime> op_times;  // per step, by op; "optimizer" too
+  double peak_mb = 0;  // most memory held at once: weights, optimizer, activations
 };
 
 struct TrainBenchOptions {

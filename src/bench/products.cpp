@@ -49,8 +49,8 @@ double best_product_rate(const std::vector<Product>& products, int repeats) {
     double best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < repeats; ++i) {
       const double start = now_seconds();
-      gemm(p.transpose_a, p.transpose_b, p.m, p.n, p.k, 1.0f, a.data(),
-           p.transpose_a ? p.m : p.k, b.data(), p.transpose_b ? p.k : p.n, 0.0f, c.data(), p.n);
+      gemm(p.transpose_a, p.transpose_b, p.m, p.n, p.k, 1.0f, a.data(), p.transpose_a ? p.m : p.k,
+           b.data(), p.transpose_b ? p.k : p.n, 0.0f, c.data(), p.n);
       best = std::min(best, now_seconds() - start);
     }
     seconds += best * static_cast<double>(p.count);

@@ -14,15 +14,15 @@ namespace fwpkm {
 
 // How far a group of tensors is off.
 struct GoldenGroup {
-  std::string name;      // "logits", "loss", "trace", "grad", "fast_after"
+  std::string name;  // "logits", "loss", "trace", "grad", "fast_after"
   int64_t tensors = 0;
-  double error = 0;      // largest max|a-b| / max|b| over its tensors
-  std::string worst;     // the tensor that has it
+  double error = 0;   // largest max|a-b| / max|b| over its tensors
+  std::string worst;  // the tensor that has it
 };
 
 struct GoldenResult {
   std::string config_name;
-  double limit = 0;      // 1e-9 on the reference device, 1e-4 in float
+  double limit = 0;  // 1e-9 on the reference device, 1e-4 in float
   bool ok = false;
   std::vector<GoldenGroup> groups;
 };

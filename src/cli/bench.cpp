@@ -1,5 +1,6 @@
 #include "bench/bench.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "base/progress.h"
@@ -11,7 +12,24 @@ namespace {
 struct TrainArguments {
   std::vector<std::string> configs;
   TrainBenchOptions options;
+  bool profile = false;
 };
+
+// Where a step's time goes, most expensive op first.
+std::string profile_table(const TrainBenchRow& row) {
+  std::vector<std::pair<std::string, OpTime>> list(row.op_times.begin(), row.op_times.end());
+  const auto total = [](const OpTime& t) { return t.forward_ms + t.backward_ms; };
+  std::sort(list.begin(), list.end(),
+            [&](const auto& a, const auto& b) { return total(a.second) > total(b.second); });
+  std::vector<std::vector<std::string>> rows = {
+      {row.name, "calls", "forward ms", "backward ms", "of the step"}};
+  for (const auto& [name, t] : list) {
+    rows.push_back({name, std::to_string(t.calls), fmt::format("{:.1f}", t.forward_ms),
+                    fmt::format("{:.1f}", t.backward_ms),
+                    fmt::format("{:.1f}%", 100 * total(t) / row.step_ms)});
+  }
+  return "\n" + table(rows);
+}
 
 int run_train(const TrainArguments& a, const Common& common) {
   TrainBenchOptions options = a.options;
@@ -21,8 +39,8 @@ int run_train(const TrainArguments& a, const Common& common) {
       bench_train(load_configs(a.configs, common), options,
                   [&](const std::string& what, double done) { bar.update(done, what); });
   bar.finish();
-  std::vector<std::vector<std::string>> rows = {{"model", "step ms", "tokens/s", "model GFLOP/s",
-                                                 "product GFLOP/s", "fraction", "peak MiB"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"model", "step ms", "tokens/s", "model GFLOP/s", "product GFLOP/s", "fraction", "peak MiB"}};
   nlohmann::json json = nlohmann::json::array();
   for (const TrainBenchRow& r : results) {
     rows.push_back({r.name, fmt::format("{:.1f}", r.step_ms),
@@ -36,8 +54,17 @@ int run_train(const TrainArguments& a, const Common& common) {
                     {"gemm_gflops", r.gemm_gflops},
                     {"fraction_of_gemm", r.fraction_of_gemm},
                     {"peak_mb", r.peak_mb}});
+    for (const auto& [name, t] : r.op_times) {
+      json.back()["ops"][name] = {
+          {"calls", t.calls}, {"forward_ms", t.forward_ms}, {"backward_ms", t.backward_ms}};
+    }
   }
   say(common, table(rows));
+  for (const TrainBenchRow& r : results) {
+    if (a.profile) {
+      say(common, profile_table(r));
+    }
+  }
   emit(common, {{"rows", json}});
   return 0;
 }
@@ -54,11 +81,12 @@ int run_decode(const DecodeArguments& a, const Common& common) {
       bench_decode(config, a.tokens, common.parsed_device(),
                    [&](const std::string& what, double done) { bar.update(done, what); });
   bar.finish();
-  say(common, table({{"model", "tokens/s", "weights MiB", "weights GB/s", "read GB/s", "fraction"},
-                     {r.name, fmt::format("{:.1f}", r.tokens_per_second),
-                      fmt::format("{:.1f}", r.weight_bytes / (1 << 20)),
-                      fmt::format("{:.1f}", r.weight_bytes * r.tokens_per_second / 1e9),
-                      fmt::format("{:.1f}", r.read_gbps), fmt::format("{:.3f}", r.fraction_of_read)}}));
+  say(common,
+      table({{"model", "tokens/s", "weights MiB", "weights GB/s", "read GB/s", "fraction"},
+             {r.name, fmt::format("{:.1f}", r.tokens_per_second),
+              fmt::format("{:.1f}", r.weight_bytes / (1 << 20)),
+              fmt::format("{:.1f}", r.weight_bytes * r.tokens_per_second / 1e9),
+              fmt::format("{:.1f}", r.read_gbps), fmt::format("{:.3f}", r.fraction_of_read)}}));
   emit(common, {{"name", r.name},
                 {"tokens_per_second", r.tokens_per_second},
                 {"weight_bytes", r.weight_bytes},
@@ -86,6 +114,7 @@ void add_bench(CLI::App& app) {
   sub->add_option("--steps", train->options.steps, "Timed steps of each model")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  sub->add_flag("--profile", train->profile, "Print where the time of a step goes, op by op");
   command(sub, [train](const Common& common) { return run_train(*train, common); });
 
   auto decode = std::make_shared<DecodeArguments>();

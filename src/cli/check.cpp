@@ -66,10 +66,17 @@ int run(const Arguments& a, const Common& common) {
       complaints += fmt::format("FAILED {} {}: {}\n  replay: {}\n", r.op, r.name, r.detail,
                                 replay(r, common, a.seed));
     }
-    json.push_back({{"op", r.op}, {"case", r.name}, {"kind", r.kind}, {"ok", r.ok},
-                    {"error", r.error}, {"limit", r.limit}, {"detail", r.detail},
-                    {"forward_ms", r.forward_ms}, {"backward_ms", r.backward_ms},
-                    {"gflops", r.gflops}, {"gbps", r.gbps}});
+    json.push_back({{"op", r.op},
+                    {"case", r.name},
+                    {"kind", r.kind},
+                    {"ok", r.ok},
+                    {"error", r.error},
+                    {"limit", r.limit},
+                    {"detail", r.detail},
+                    {"forward_ms", r.forward_ms},
+                    {"backward_ms", r.backward_ms},
+                    {"gflops", r.gflops},
+                    {"gbps", r.gbps}});
   }
   say(common, table(rows) + complaints +
                   fmt::format("{} passed, {} failed\n", results.size() - failures, failures));

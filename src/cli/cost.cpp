@@ -18,7 +18,8 @@ int run(const Arguments& a, const Common& common) {
   nlohmann::json models = nlohmann::json::array();
   for (const ModelConfig& config : load_configs(a.configs, common)) {
     const Cost cost = count_cost(config, a.batch, a.seq);
-    rows.push_back({config.name, fmt::format("{:.2f}", static_cast<double>(cost.total_params) / 1e6),
+    rows.push_back({config.name,
+                    fmt::format("{:.2f}", static_cast<double>(cost.total_params) / 1e6),
                     fmt::format("{:.2f}", static_cast<double>(cost.active_params) / 1e6),
                     fmt::format("{:.2f}", static_cast<double>(cost.flops) / 1e12),
                     fmt::format("{:.2f}", static_cast<double>(cost.true_flops) / 1e12)});
@@ -28,9 +29,10 @@ int run(const Arguments& a, const Common& common) {
                       {"flops", cost.flops},
                       {"true_flops", cost.true_flops}});
   }
-  say(common, fmt::format("A training step of {} x {} tokens. FLOPs: the paper's count; true FLOPs: "
-                          "with attention and memory.\n\n{}",
-                          a.batch, a.seq, table(rows)));
+  say(common,
+      fmt::format("A training step of {} x {} tokens. FLOPs: the paper's count; true FLOPs: "
+                  "with attention and memory.\n\n{}",
+                  a.batch, a.seq, table(rows)));
   emit(common, {{"batch", a.batch}, {"seq", a.seq}, {"models", models}});
   return 0;
 }

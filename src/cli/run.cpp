@@ -26,11 +26,11 @@ int run(const Arguments& a, const Common& common) {
     model->parameters().initialize(a.seed);
   }
   const TokenRows rows = read_token_rows(a.tokens);
-  const double loss = write_dump(*model, rows.tokens, rows.rows, rows.length - 1, a.dump,
-                                 {a.gradients, a.weights});
-  say(common, fmt::format("{}: {} sequences of {} tokens on {}, loss {:.9g}; written to {}\n",
-                          model->config().name, rows.rows, rows.length - 1, common.device, loss,
-                          a.dump));
+  const double loss =
+      write_dump(*model, rows.tokens, rows.rows, rows.length - 1, a.dump, {a.gradients, a.weights});
+  say(common,
+      fmt::format("{}: {} sequences of {} tokens on {}, loss {:.9g}; written to {}\n",
+                  model->config().name, rows.rows, rows.length - 1, common.device, loss, a.dump));
   emit(common, {{"name", model->config().name},
                 {"loss", loss},
                 {"sequences", rows.rows},

@@ -1,5 +1,7 @@
 #include "tensor/pool.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +13,7 @@ namespace {
 constexpr size_t kAlign = 64;
 // Requests are rounded up to this, so that sizes that differ a little share blocks.
 constexpr size_t kGranule = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t rounded(size_t bytes) {
   const size_t unit = bytes < kGranule ? kAlign : kGranule;
@@ -56,7 +59,15 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
     data = it->second.back();
     it->second.pop_back();
   } else {
-    data = std::aligned_alloc(kAlign, size);
+    // Large blocks start on a huge page and ask for huge pages: tables and weights are read all
+    // over, and page walks would cost more than the reads.
+    const bool huge = size >= 2 * kHugePage;
+    if (posix_memalign(&data, huge ? kHugePage : kAlign, size) != 0) {
+      data = nullptr;
+    }
+    if (data != nullptr && huge) {
+      madvise(data, size, MADV_HUGEPAGE);  // advice only; failing changes nothing
+    }
     if (data == nullptr) {
       fail("memory",
            "out of memory asking for {} MiB ({} MiB are in use); use a smaller batch or "

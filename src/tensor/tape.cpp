@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tensor/profile.h"
+
 namespace fwpkm {
 namespace {
 
@@ -138,7 +140,7 @@ void Tape::backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds
           args.workspace = workspace->data();
         }
       }
-      kernels.backward(args);
+      Profile::time(call.op->name, true, [&] { kernels.backward(args); });
     }
     for (const Tensor& t : call.out) {
       if (!kept(t.node())) {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "tensor/profile.h"
 #include "tensor/tape.h"
 
 namespace fwpkm {
@@ -152,7 +153,7 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
       args.workspace = workspace->data();
     }
   }
-  kernels.forward(args);
+  Profile::time(op.name, false, [&] { kernels.forward(args); });
 
   if (tape_ == nullptr) {
     return;

@@ -75,8 +75,7 @@ View View::slice(int dimension, int64_t begin, int64_t end) const {
           "slice {}..{} of dimension {} does not fit {} {}", begin, end, d, name, shape.str());
   View v = *this;
   v.shape.dims[d] = end - begin;
-  v.data = static_cast<char*>(data) +
-           begin * strides[d] * static_cast<int64_t>(dtype_size(dtype));
+  v.data = static_cast<char*>(data) + begin * strides[d] * static_cast<int64_t>(dtype_size(dtype));
   return v;
 }
 

@@ -1,6 +1,7 @@
 #include "train/step.h"
 
 #include "ops/lm_loss/lm_loss.h"
+#include "tensor/profile.h"
 
 namespace fwpkm {
 
@@ -42,9 +43,12 @@ StepResult train_step(Model& model, Pool& pool, AdamW& optimizer, std::span<cons
                       int64_t batch, int64_t seq, const AdamWSettings& settings, double clip) {
   StepResult result;
   result.loss = accumulate_gradients(model, pool, tokens, batch, seq, 1.0);
-  result.grad_norm = optimizer.gradient_norm();
-  const double scale = clip > 0 && result.grad_norm > clip ? clip / (result.grad_norm + 1e-6) : 1.0;
-  optimizer.step(settings, scale);
+  Profile::time("optimizer", false, [&] {
+    result.grad_norm = optimizer.gradient_norm();
+    const double scale =
+        clip > 0 && result.grad_norm > clip ? clip / (result.grad_norm + 1e-6) : 1.0;
+    optimizer.step(settings, scale);
+  });
   return result;
 }
 

@@ -1,0 +1,46 @@
+// Where the time of a run goes, op by op.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+
+namespace fwpkm {
+
+struct OpTime {
+  double forward_ms = 0, backward_ms = 0;
+  int64_t calls = 0;
+};
+
+// While one exists, every op call of this thread is timed and added up by op.
+class Profile {
+ public:
+  Profile() : outer_(current_) { current_ = this; }
+  ~Profile() { current_ = outer_; }
+  Profile(const Profile&) = delete;
+  Profile& operator=(const Profile&) = delete;
+
+  const std::map<std::string, OpTime>& times() const { return times_; }
+
+  // Runs `kernel`, timed if a profile exists.
+  template <typename Kernel>
+  static void time(const char* op, bool backward, Kernel&& kernel) {
+    if (current_ == nullptr) {
+      kernel();
+      return;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    kernel();
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
+    OpTime& entry = current_->times_[op];
+    (backward ? entry.backward_ms : entry.forward_ms) += ms.count();
+    entry.calls += backward ? 0 : 1;
+  }
+
+ private:
+  static inline thread_local Profile* current_ = nullptr;
+  Profile* outer_;
+  std::map<std::string, OpTime> times_;
+};
+
+}  // namespace fwpkm
