@@ -115,7 +115,7 @@ void visit(Config& c, F&& f) {
   f("gdn.value_heads", c.gdn.value_heads, kHeads, "value heads; a multiple of key_heads");
   f("gdn.key_dim", c.gdn.key_dim, kHeadDim, "features of a key head");
   f("gdn.value_dim", c.gdn.value_dim, kHeadDim, "features of a value head");
-  f("gdn.conv", c.gdn.conv, IntRange{1, 256}, "taps of the short convolution");
+  f("gdn.conv", c.gdn.conv, IntRange{1, 64}, "taps of the short convolution");
 
   f("mlp.hidden", c.mlp.hidden, kHidden, "SwiGLU features");
 

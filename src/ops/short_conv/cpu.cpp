@@ -56,7 +56,30 @@ HWY_INLINE const float* input_at(const View& x, const float* tail, const Segment
   return tail == nullptr ? nullptr : tail + (b * (taps - 1) + t + taps - 1) * channels + s.channel;
 }
 
-void forward(const OpArgs& args) {
+// The inputs that reach one token: x[j] is the row of tap j, null for zero.
+template <int kTaps>
+HWY_INLINE void gather_taps(const View& x, const float* tail, const Segment& s, int64_t b,
+                            int64_t t, int64_t channels, int64_t taps, const float** rows) {
+  for (int64_t j = 0; j < (kTaps > 0 ? kTaps : taps); ++j) {
+    rows[j] = input_at(x, tail, s, b, t - (taps - 1) + j, taps, channels);
+  }
+}
+
+// The sum before SiLU of `n` channels from i on; w points at the segment's first channel.
+template <int kTaps>
+HWY_INLINE V32 weighted_sum(F32 d, const float* const* rows, const float* w, int64_t channels,
+                            int64_t taps, int64_t i, size_t n) {
+  V32 a = hn::Zero(d);
+  for (int64_t j = 0; j < (kTaps > 0 ? kTaps : taps); ++j) {
+    if (rows[j] != nullptr) {
+      a = hn::MulAdd(load_part(d, w + j * channels + i, n), load_part(d, rows[j] + i, n), a);
+    }
+  }
+  return a;
+}
+
+template <int kTaps>
+void forward_taps(const OpArgs& args) {
   const View& y = args.out[0];
   const int64_t batch = y.dim(0), time = y.dim(1), channels = y.dim(2), taps = args.in[3].dim(2);
   auto* w = static_cast<float*>(args.workspace);  // [K, C]
@@ -70,6 +93,7 @@ void forward(const OpArgs& args) {
   const int64_t blocks = (time + kBlock - 1) / kBlock;
   parallel_ranges(batch * blocks, 1, [&](int64_t first, int64_t last) {
     const F32 d;
+    const float* rows[kMaxTaps];
     for (int64_t item = first; item < last; ++item) {
       const int64_t b = item / blocks, begin = item % blocks * kBlock;
       const int64_t end = HWY_MIN(time, begin + kBlock);
@@ -77,16 +101,9 @@ void forward(const OpArgs& args) {
         const Segment s = segment(args.in, index);
         for (int64_t t = begin; t < end; ++t) {
           float* out = y.ptr<float>() + (b * time + t) * channels + s.channel;
+          gather_taps<kTaps>(args.in[s.part], tail, s, b, t, channels, taps, rows);
           for_vectors(d, s.width, [&](int64_t i, size_t n) {
-            V32 a = hn::Zero(d);
-            for (int64_t j = 0; j < taps; ++j) {
-              const float* x =
-                  input_at(args.in[s.part], tail, s, b, t - (taps - 1) + j, taps, channels);
-              if (x != nullptr) {
-                a = hn::MulAdd(load_part(d, w + j * channels + s.channel + i, n),
-                               load_part(d, x + i, n), a);
-              }
-            }
+            const V32 a = weighted_sum<kTaps>(d, rows, w + s.channel, channels, taps, i, n);
             store_part(d, hn::Mul(a, sigmoid(d, a)), out + i, n);
           });
         }
@@ -109,7 +126,8 @@ void forward(const OpArgs& args) {
   }
 }
 
-void backward(const OpArgs& args) {
+template <int kTaps>
+void backward_taps(const OpArgs& args) {
   const View& y = args.out[0];
   const int64_t batch = y.dim(0), time = y.dim(1), channels = y.dim(2), taps = args.in[3].dim(2);
   auto* w = static_cast<float*>(args.workspace);  // [K, C]
@@ -124,6 +142,8 @@ void backward(const OpArgs& args) {
   // An item is one head of q, k or v over all tokens, so that dw adds up in one place.
   parallel_items(segments, [&](int64_t index) {
     const F32 d;
+    const V32 one = hn::Set(d, 1.0f);
+    const float* rows[kMaxTaps];
     const Segment s = segment(args.in, index);
     float* da = scratch + thread_index() * (time + taps - 1) * widest;
     std::memset(da + time * s.width, 0, static_cast<size_t>((taps - 1) * s.width) * sizeof(float));
@@ -135,27 +155,18 @@ void backward(const OpArgs& args) {
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t t = 0; t < time; ++t) {
         const float* grad = dy + (b * time + t) * channels + s.channel;
+        gather_taps<kTaps>(args.in[s.part], tail, s, b, t, channels, taps, rows);
         for_vectors(d, s.width, [&](int64_t i, size_t n) {
-          V32 a = hn::Zero(d);
-          for (int64_t j = 0; j < taps; ++j) {
-            const float* x =
-                input_at(args.in[s.part], tail, s, b, t - (taps - 1) + j, taps, channels);
-            if (x != nullptr) {
-              a = hn::MulAdd(load_part(d, w + j * channels + s.channel + i, n),
-                             load_part(d, x + i, n), a);
-            }
-          }
+          const V32 a = weighted_sum<kTaps>(d, rows, w + s.channel, channels, taps, i, n);
           const V32 sig = sigmoid(d, a);
-          const V32 one = hn::Set(d, 1.0f);
           const V32 slope = hn::Mul(sig, hn::MulAdd(a, hn::Sub(one, sig), one));
           const V32 g = hn::Mul(load_part(d, grad + i, n), slope);
           store_part(d, g, da + t * s.width + i, n);
-          for (int64_t j = 0; j < taps; ++j) {
-            const float* x =
-                input_at(args.in[s.part], tail, s, b, t - (taps - 1) + j, taps, channels);
-            if (x != nullptr) {
-              put(d, hn::Mul(g, load_part(d, x + i, n)), dw + j * channels + s.channel + i, n,
-                  true);
+          for (int64_t j = 0; j < (kTaps > 0 ? kTaps : taps); ++j) {
+            if (rows[j] != nullptr) {
+              float* to = dw + j * channels + s.channel + i;
+              store_part(d, hn::MulAdd(g, load_part(d, rows[j] + i, n), load_part(d, to, n)), to,
+                         n);
             }
           }
         });
@@ -164,7 +175,7 @@ void backward(const OpArgs& args) {
         float* to = row(dx, s, b, t);
         for_vectors(d, s.width, [&](int64_t i, size_t n) {
           V32 sum = hn::Zero(d);
-          for (int64_t j = 0; j < taps; ++j) {
+          for (int64_t j = 0; j < (kTaps > 0 ? kTaps : taps); ++j) {
             sum = hn::MulAdd(load_part(d, w + j * channels + s.channel + i, n),
                              load_part(d, da + (t + taps - 1 - j) * s.width + i, n), sum);
           }
@@ -182,6 +193,15 @@ void backward(const OpArgs& args) {
       }
     }
   }
+}
+
+// The usual four taps are unrolled.
+void forward(const OpArgs& args) {
+  args.in[3].dim(2) == 4 ? forward_taps<4>(args) : forward_taps<0>(args);
+}
+
+void backward(const OpArgs& args) {
+  args.in[3].dim(2) == 4 ? backward_taps<4>(args) : backward_taps<0>(args);
 }
 
 }  // namespace

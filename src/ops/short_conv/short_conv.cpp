@@ -20,6 +20,8 @@ Tensor short_conv(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, c
               q.dim(1) == v.dim(1) && w.shape().rank == 3 && w.dim(0) == channels,
           kShortConv.name, "q {}, k {}, v {} and w {} do not fit", q.shape().str(), k.shape().str(),
           v.shape().str(), w.shape().str());
+  require(w.dim(2) >= 1 && w.dim(2) <= kMaxTaps, kShortConv.name,
+          "{} taps; at most {} are possible", w.dim(2), kMaxTaps);
   const Shape tail_shape = {q.dim(0), w.dim(2) - 1, channels};
   require(!tail || tail.shape() == tail_shape, kShortConv.name, "the tail must be {}, not {}",
           tail_shape.str(), tail ? tail.shape().str() : "");

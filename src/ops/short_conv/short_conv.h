@@ -14,6 +14,8 @@ namespace fwpkm {
 Tensor short_conv(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& w,
                   const Tensor& tail = {});
 
+inline constexpr int64_t kMaxTaps = 64;  // the largest K
+
 extern const Op kShortConv;
 std::vector<struct Case> short_conv_cases();
 void short_conv_forward_cpu(const OpArgs& args);
