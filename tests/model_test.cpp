@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "base/file.h"
 #include "base/parallel.h"
 #include "model/checkpoint.h"
 #include "model/cost.h"
@@ -265,6 +266,43 @@ TEST(ParameterTable, AgreesWithCost) {
     ++configs;
   }
   EXPECT_EQ(configs, 29);
+}
+
+// A checkpoint in the authors' format: loaded, saved and still the same files.
+TEST(OfficialCheckpoint, IsSavedAsItWas) {
+  const TempDir dir;
+  const SafeTensors golden = SafeTensors::open(FWPKM_TEST_DATA "/golden/gdn_fa_pkm.safetensors");
+  const auto theirs = dir.path() / "theirs", ours = dir.path() / "ours";
+  std::filesystem::create_directories(theirs);
+  write_text_atomic(theirs / "config.json", golden.metadata().at("config"));
+  SafeTensorsWriter writer(theirs / "model.safetensors");
+  std::vector<std::string> names;
+  for (const TensorInfo& info : golden.tensors()) {
+    if (info.name.starts_with("weight.")) {
+      names.push_back(info.name.substr(7));
+      writer.declare(names.back(), info.dtype, info.shape);
+    }
+  }
+  // Some exports hold the tied output weights a second time.
+  writer.declare("lm_head.weight", DType::kF64,
+                 golden.info("weight.model.embed_tokens.weight").shape);
+  for (const std::string& name : names) {
+    writer.append_raw(name, golden.data("weight." + name));
+  }
+  writer.append_raw("lm_head.weight", golden.data("weight.model.embed_tokens.weight"));
+  writer.commit();
+
+  const auto model = load_model(theirs, Device::reference(), false);
+  save_model(*model, ours, DType::kF64);
+  EXPECT_EQ(nlohmann::json::parse(read_text(ours / "config.json")),
+            nlohmann::json::parse(read_text(theirs / "config.json")));
+  const SafeTensors saved = SafeTensors::open(ours / "model.safetensors");
+  EXPECT_EQ(saved.tensors().size(), names.size());
+  for (const std::string& name : names) {
+    const auto a = saved.data(name), b = golden.data("weight." + name);
+    EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end())) << name;
+    EXPECT_EQ(saved.info(name).shape, golden.info("weight." + name).shape) << name;
+  }
 }
 
 TEST(ModelErrors, AreNamed) {

@@ -36,6 +36,13 @@ inline std::vector<TinyModel> tiny_models() {
       models.push_back({json["name"], json});
     }
   }
+  nlohmann::json yarn = base;
+  yarn["layout"] = "gdn+fa";
+  yarn["name"] = "yarn";
+  yarn["max_seq"] = 8;
+  yarn["attention"]["rotary_fraction"] = 1.0;
+  yarn["attention"]["yarn_factor"] = 5;
+  models.push_back({"yarn", yarn});
   return models;
 }
 

@@ -198,9 +198,9 @@ void require_known_keys(const json& object, const std::vector<std::string>& keys
             "{}: unknown key {}; did you mean \"{}\"?", source, shown(key), nearest_key(key, keys));
   };
   for (const auto& [name, value] : object.items()) {
-    const bool section = std::any_of(keys.begin(), keys.end(), [&](const std::string& key) {
-      return split_key(key).first == name;
-    });
+    const bool section = std::any_of(
+        keys.begin(), keys.end(),
+        [&wanted = name](const std::string& key) { return split_key(key).first == wanted; });
     if (name.find('.') != name.npos) {
       fail("config",
            "{}: unknown key {}; a dotted key is for overrides, a file nests it as an object",

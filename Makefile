@@ -1,0 +1,59 @@
+# Short names for the usual steps; CMake does the work (see CMakePresets.json).
+
+PREFIX ?= /usr/local
+JOBS ?= $(shell scripts/jobs.sh)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+# The steps depend on each other and each is parallel inside: "make -j" must not start two at once.
+.NOTPARALLEL:
+.PHONY: help deps build debug test test-extra demo format lint install clean
+
+CONFIGURE = cmake --preset $(1) --log-level=WARNING
+COMPILE = cmake --build --preset $(1) --parallel $(JOBS)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@echo "  JOBS=n limits the parallel compilers (now $(JOBS)); PREFIX=dir is where install puts things"
+
+deps: ## install the Debian packages that the build needs, if any is missing
+	@scripts/deps.sh build
+
+build: deps ## build/release/fwpkm, optimized
+	@$(call CONFIGURE,release)
+	@$(call COMPILE,release) --target fwpkm
+
+debug: deps ## build/debug/fwpkm, for the debugger
+	@$(call CONFIGURE,debug)
+	@$(call COMPILE,debug) --target fwpkm
+
+test: build ## build, then run all tests
+	@$(call COMPILE,release)
+	@ctest --preset release
+
+test-extra: deps ## all tests again, built with the address and undefined-behaviour sanitizers
+	@for preset in asan ubsan; do \
+	  echo "== $$preset"; \
+	  $(call CONFIGURE,$$preset); \
+	  $(call COMPILE,$$preset); \
+	  ctest --preset $$preset; \
+	done
+
+demo: build ## build, then show what the program does
+	@scripts/demo.sh
+
+format: ## clang-format all C++ files in place
+	@scripts/deps.sh format
+	@find src tests examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
+
+lint: deps ## clang-tidy all C++ files; slow, by hand only
+	@scripts/deps.sh lint
+	@$(call CONFIGURE,release)
+	@run-clang-tidy -quiet -j $(JOBS) -p build/release "^$(CURDIR)/(src|tests)/"
+
+install: build ## program, library, headers and CMake package to PREFIX
+	@cmake --install build/release --prefix "$(PREFIX)"
+
+clean: ## remove everything that was built
+	@rm -rf build

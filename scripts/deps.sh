@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Makes sure that the Debian packages for a step are there, and installs them if that needs no password.
+#   scripts/deps.sh [build|format|lint]
+# FWPKM_DEPS=off skips the check, for those who have the libraries from elsewhere.
+set -euo pipefail
+
+step=${1:-build}
+# Tools count as present if they can be called, wherever they came from: "command=package".
+case $step in
+  build)
+    tools=("g++=g++" cmake=cmake ninja=ninja-build)
+    # dnnl's CMake package needs the OpenCL headers and library, though nothing here uses them.
+    libraries=(libdnnl-dev ocl-icd-opencl-dev libhwy-dev libcli11-dev libfmt-dev
+      nlohmann-json3-dev libgtest-dev)
+    ;;
+  format) tools=(clang-format=clang-format) libraries=() ;;
+  lint) tools=(run-clang-tidy=clang-tidy) libraries=() ;;
+  *)
+    echo "[deps] step '$step' is unknown; use build, format or lint" >&2
+    exit 2
+    ;;
+esac
+
+if [[ ${FWPKM_DEPS:-} == off ]]; then
+  exit 0
+fi
+
+missing=()
+for tool in "${tools[@]}"; do
+  if ! command -v "${tool%%=*}" >/dev/null; then
+    missing+=("${tool#*=}")
+  fi
+done
+
+if ! command -v dpkg-query >/dev/null; then
+  if [[ $step == build ]]; then
+    echo "[deps] not a Debian system: going on in the hope that these are installed: a C++20 compiler" \
+      "with OpenMP, CMake 3.22, Ninja, oneDNN 2, Highway 1, CLI11, fmt, nlohmann-json, GoogleTest" >&2
+  elif ((${#missing[@]})); then
+    echo "[deps] not found: ${missing[*]}; install it with your package manager" >&2
+    exit 1
+  fi
+  exit 0
+fi
+
+if ((${#libraries[@]})); then
+  # dpkg-query fails where it does not know a name; what it does not list as installed is missing.
+  installed=" $(dpkg-query -W -f '${Package}=${db:Status-Status} ' "${libraries[@]}" 2>/dev/null || true)"
+  for library in "${libraries[@]}"; do
+    if [[ $installed != *" $library=installed "* ]]; then
+      missing+=("$library")
+    fi
+  done
+fi
+if ((!${#missing[@]})); then
+  exit 0
+fi
+
+install=(apt-get install -y --no-install-recommends "${missing[@]}")
+root=()
+if ((EUID)); then
+  if ! { command -v sudo && sudo -n true; } >/dev/null 2>&1; then
+    echo "[deps] missing packages: ${missing[*]}; install them with" >&2
+    echo "  sudo apt-get update && sudo ${install[*]}" >&2
+    echo "or set FWPKM_DEPS=off if the libraries are installed in another way" >&2
+    exit 1
+  fi
+  root=(sudo -n)
+fi
+
+echo "[deps] installing ${missing[*]}" >&2
+root+=(env DEBIAN_FRONTEND=noninteractive)
+if "${install[@]}" --simulate >/dev/null 2>&1 && "${root[@]}" "${install[@]}"; then
+  exit 0
+fi
+# No package lists yet, or lists that are too old.
+"${root[@]}" apt-get update
+"${root[@]}" "${install[@]}"

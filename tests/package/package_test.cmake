@@ -1,0 +1,49 @@
+# Installs the build into an empty folder, then builds and runs examples/find_package against it.
+#   cmake -D SOURCE=<repository> -D BINARY=<build folder> -D GENERATOR=... -D BUILD_TYPE=... -D FLAGS=<C++ flags>
+#         -P package_test.cmake
+cmake_minimum_required(VERSION 3.22)
+
+set(work ${BINARY}/package_test)
+set(prefix ${work}/prefix)
+file(REMOVE_RECURSE ${work})
+
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT status EQUAL 0)
+    list(JOIN ARGV " " command)
+    message(FATAL_ERROR "${command}\ngave ${status}:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+unset(ENV{DESTDIR})
+run(${CMAKE_COMMAND} --install ${BINARY} --prefix ${prefix})
+
+# The package must work elsewhere: its targets may name nothing that is only here.
+file(GLOB targets_files ${prefix}/*/cmake/fwpkm/fwpkmTargets*.cmake ${prefix}/*/*/cmake/fwpkm/fwpkmTargets*.cmake)
+if(NOT targets_files)
+  message(FATAL_ERROR "no CMake package was installed")
+endif()
+foreach(file IN LISTS targets_files)
+  file(READ ${file} text)
+  if(text MATCHES "[\":;](/[a-z][^\";>]*)")
+    message(FATAL_ERROR "${file} names '${CMAKE_MATCH_1}', a place on this machine")
+  endif()
+endforeach()
+
+run(${CMAKE_COMMAND} -S ${SOURCE}/examples/find_package -B ${work}/build -G ${GENERATOR}
+  -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_BUILD_TYPE=${BUILD_TYPE} -D "CMAKE_CXX_FLAGS=${FLAGS} -Wall -Wextra -Werror")
+run(${CMAKE_COMMAND} --build ${work}/build)
+
+# A header of 54 bytes and two numbers.
+set(header [[{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}]])
+execute_process(COMMAND printf "\\066\\0\\0\\0\\0\\0\\0\\0%s01234567" "${header}"
+  OUTPUT_FILE ${work}/two.safetensors COMMAND_ERROR_IS_FATAL ANY)
+
+run(${work}/build/example ${SOURCE}/configs/paper/gdn.json ${work}/two.safetensors)
+message("${output}")
+if(NOT output MATCHES "^gdn: 112111296 parameters.*: 1 tensors, 8 bytes")
+  message(FATAL_ERROR "the example printed something else")
+endif()
+run(${prefix}/bin/fwpkm --version)
+message("${output}")
