@@ -62,9 +62,9 @@ void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, 
   }
 }
 
-Model::Model(ModelConfig config, Device device, bool gradients)
+Model::Model(ModelConfig config, Device device, bool gradients, bool dry)
     : config_((require_runnable(config), std::move(config))),
-      parameters_(config_, device, gradients) {
+      parameters_(config_, device, gradients, dry) {
   const Parameters& p = parameters_;
   embedding_ = p.at("model.embed_tokens.weight");
   final_norm_ = p.at("model.norm.weight");

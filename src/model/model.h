@@ -21,8 +21,9 @@ struct ForwardOptions {
 
 class Model {
  public:
-  // `gradients`: make room for gradients, to train.
-  Model(ModelConfig config, Device device, bool gradients);
+  // `gradients`: make room for gradients, to train. `dry`: for planning memory only; weights are
+  // address space that must not be touched.
+  Model(ModelConfig config, Device device, bool gradients, bool dry = false);
 
   const ModelConfig& config() const { return config_; }
   Parameters& parameters() { return parameters_; }

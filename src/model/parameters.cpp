@@ -208,8 +208,9 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& c) {
   return std::move(table.specs);
 }
 
-Parameters::Parameters(const ModelConfig& config, Device device, bool gradients)
+Parameters::Parameters(const ModelConfig& config, Device device, bool gradients, bool dry)
     : device_(device), pool_(device), specs_(parameter_specs(config)) {
+  pool_.set_dry(dry);
   size_t values = 0, grads = 0;
   for (const ParameterSpec& spec : specs_) {
     values += padded(spec.shape.size());
@@ -234,7 +235,9 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients)
         Tensor::parameter(View(name, value_at, device.real, device.kind, spec.shape), grad));
     value_at += padded(spec.shape.size()) * element;
   }
-  zero_gradients();
+  if (!dry) {
+    zero_gradients();
+  }
 }
 
 const Tensor& Parameters::at(const std::string& name) const {

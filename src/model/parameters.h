@@ -33,7 +33,7 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
 class Parameters {
  public:
   // Memory is reserved but not set; call initialize() or load.
-  Parameters(const ModelConfig& config, Device device, bool gradients);
+  Parameters(const ModelConfig& config, Device device, bool gradients, bool dry = false);
 
   Device device() const { return device_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }

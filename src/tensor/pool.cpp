@@ -61,8 +61,11 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
   } else {
     // Large blocks start on a huge page and ask for huge pages: tables and weights are read all
     // over, and page walks would cost more than the reads.
-    const bool huge = size >= 2 * kHugePage;
-    if (posix_memalign(&data, huge ? kHugePage : kAlign, size) != 0) {
+    const bool huge = size >= 2 * kHugePage && !dry_;
+    if (dry_) {
+      data = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      data = data == MAP_FAILED ? nullptr : data;
+    } else if (posix_memalign(&data, huge ? kHugePage : kAlign, size) != 0) {
       data = nullptr;
     }
     if (data != nullptr && huge) {
@@ -78,7 +81,7 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
   }
   used_ += got;
   peak_ = std::max(peak_, used_);
-  if (poison_) {
+  if (poison_ && !dry_) {
     std::memset(data, 0xff, got);
   }
   return std::make_shared<Block>(this, data, got);
@@ -92,7 +95,11 @@ void Pool::release(void* data, size_t bytes) {
 void Pool::trim() {
   for (auto& [bytes, blocks] : free_) {
     for (void* block : blocks) {
-      std::free(block);
+      if (dry_) {
+        munmap(block, bytes);
+      } else {
+        std::free(block);
+      }
       held_ -= bytes;
     }
     blocks.clear();

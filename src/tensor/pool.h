@@ -56,6 +56,10 @@ class Pool {
   Device device() const { return device_; }
   // Fill new blocks with NaN, so that a kernel that leaves an output unwritten is found.
   void set_poison(bool on) { poison_ = on; }
+  // Only count: runs on this pool skip all kernels, and blocks are address space that nobody
+  // touches. For planning memory; to be set before the first block is asked for.
+  void set_dry(bool on) { dry_ = on; }
+  bool dry() const { return dry_; }
   size_t used_bytes() const { return used_; }
   size_t held_bytes() const { return held_; }
   size_t peak_bytes() const { return peak_; }
@@ -72,6 +76,7 @@ class Pool {
   size_t held_ = 0;
   size_t peak_ = 0;
   bool poison_ = false;
+  bool dry_ = false;
 };
 
 }  // namespace fwpkm

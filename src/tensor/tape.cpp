@@ -30,7 +30,7 @@ void make_grad(Pool& pool, Node& node) {
   node.grad_storage = pool.allocate(static_cast<size_t>(node.value.bytes()));
   node.grad = View(node.value.name, node.grad_storage->data(), node.value.dtype, node.value.device,
                    node.value.shape);
-  if (node.parts_elements > 0 && node.parts_elements < node.value.size()) {
+  if (node.parts_elements > 0 && node.parts_elements < node.value.size() && !pool.dry()) {
     fill_zero(node.grad);
   }
 }
@@ -93,7 +93,9 @@ void Tape::backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds
         // Nothing comes through this call, but a part must not stay undefined.
         if (node.parent && !node.grad_written) {
           make_grad(pool, node);
-          fill_zero(node.grad);
+          if (!pool.dry()) {
+            fill_zero(node.grad);
+          }
           node.grad_written = true;
         }
         continue;
@@ -140,7 +142,9 @@ void Tape::backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds
           args.workspace = workspace->data();
         }
       }
-      Profile::time(call.op->name, true, [&] { kernels.backward(args); });
+      if (!pool.dry()) {
+        Profile::time(call.op->name, true, [&] { kernels.backward(args); });
+      }
     }
     for (const Tensor& t : call.out) {
       if (!kept(t.node())) {

@@ -17,6 +17,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/parallel.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace fwpkm {
 namespace HWY_NAMESPACE {
@@ -83,6 +85,22 @@ HWY_INLINE void put(F32 d, V32 value, float* to, size_t count, bool add) {
     value = hn::Add(value, load_part(d, to, count));
   }
   store_part(d, value, to, count);
+}
+
+// to [width] = (or +=) the sum of partial [groups, width]. Groups are added in order, each thread a
+// range of features, so that the number of threads does not matter.
+HWY_INLINE void sum_groups(const float* partial, int64_t groups, int64_t width, float* to,
+                           bool add) {
+  parallel_ranges(width, 64, [&](int64_t begin, int64_t end) {
+    const F32 d;
+    for_vectors(d, end - begin, [&](int64_t i, size_t n) {
+      V32 sum = add ? load_part(d, to + begin + i, n) : hn::Zero(d);
+      for (int64_t group = 0; group < groups; ++group) {
+        sum = hn::Add(sum, load_part(d, partial + group * width + begin + i, n));
+      }
+      store_part(d, sum, to + begin + i, n);
+    });
+  });
 }
 
 }  // namespace HWY_NAMESPACE

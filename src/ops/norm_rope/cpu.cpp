@@ -146,20 +146,9 @@ static void backward(const OpArgs& args) {
       }
     }
   });
-  if (dw == nullptr) {
-    return;
+  if (dw != nullptr) {
+    sum_groups(partial, groups, width, dw, args.accumulate[1]);
   }
-  // Groups are added in order, each thread a range of features.
-  parallel_ranges(width, 64, [&](int64_t begin, int64_t end) {
-    const F32 d;
-    for_vectors(d, end - begin, [&](int64_t i, size_t n) {
-      V32 sum = args.accumulate[1] ? load_part(d, dw + begin + i, n) : hn::Zero(d);
-      for (int64_t group = 0; group < groups; ++group) {
-        sum = hn::Add(sum, load_part(d, partial + group * width + begin + i, n));
-      }
-      store_part(d, sum, dw + begin + i, n);
-    });
-  });
 }
 
 }  // namespace HWY_NAMESPACE
