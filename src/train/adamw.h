@@ -32,6 +32,14 @@ class AdamW {
   void step(const AdamWSettings& settings, double scale);
 
   int64_t steps() const { return steps_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
+  // Calls fn(name of the parameter, first moments, second moments) for each parameter.
+  template <typename Fn>
+  void for_moments(Fn&& fn) const {
+    for (const Slot& slot : slots_) {
+      fn(parameters_->specs()[slot.index].name, slot.first, slot.second);
+    }
+  }
   size_t bytes() const;
 
  private:

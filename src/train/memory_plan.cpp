@@ -1,0 +1,72 @@
+#include "train/memory_plan.h"
+
+#include <fstream>
+
+#include "model/model.h"
+#include "ops/lm_loss/lm_loss.h"
+#include "tensor/tape.h"
+
+namespace fwpkm {
+namespace {
+
+// Bytes that can still be had from the system.
+int64_t available_memory() {
+  std::ifstream info("/proc/meminfo");
+  std::string key, unit;
+  int64_t kib = 0;
+  while (info >> key >> kib >> unit) {
+    if (key == "MemAvailable:") {
+      return kib * 1024;
+    }
+  }
+  return 0;
+}
+
+int64_t activation_bytes(const ModelConfig& config, Device device, int64_t rows, int64_t seq) {
+  Pool pool(device);
+  pool.set_dry(true);
+  Model model(config, device, true, true);
+  Tape tape;
+  Run run(pool, &tape);
+  const Tensor tokens = run.make("tokens", {rows, seq}, DType::kI32);
+  const Tensor labels = run.make("labels", {rows, seq}, DType::kI32);
+  Tensor loss;
+  {
+    const Tensor h = model.hidden(run, tokens);
+    loss = lm_loss(run, h, model.embedding_table(), labels).loss;
+  }
+  tape.backward(pool, loss, run.make("seed", {1}));
+  return static_cast<int64_t>(pool.peak_bytes());
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const ModelConfig& config, Device device, int64_t rows, int64_t seq) {
+  MemoryPlan plan;
+  const auto element = static_cast<int64_t>(dtype_size(device.real));
+  for (const ParameterSpec& spec : parameter_specs(config)) {
+    plan.weights += spec.shape.size() * element;
+    plan.gradients += spec.fast ? 0 : spec.shape.size() * element;
+  }
+  plan.optimizer = 2 * plan.gradients;
+  plan.activations = activation_bytes(config, device, rows, seq);
+  plan.available = available_memory();
+  // Activations grow in proportion to the rows, apart from a part that one row shows.
+  const int64_t one = rows == 1 ? plan.activations : activation_bytes(config, device, 1, seq);
+  const int64_t two = activation_bytes(config, device, 2, seq);
+  const int64_t each = std::max<int64_t>(1, two - one);
+  const int64_t room = plan.available - plan.weights - plan.gradients - plan.optimizer - one;
+  plan.largest_rows = room < 0 ? 0 : 1 + room / each;
+  return plan;
+}
+
+std::string describe(const MemoryPlan& plan, int64_t rows) {
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  return fmt::format(
+      "memory: weights {:.1f} MiB, gradients {:.1f}, optimizer {:.1f}, activations {:.1f} ({} rows "
+      "at a time); {:.1f} of {:.1f} MiB free; largest that fits: {} rows\n",
+      mib(plan.weights), mib(plan.gradients), mib(plan.optimizer), mib(plan.activations), rows,
+      mib(plan.total()), mib(plan.available), plan.largest_rows);
+}
+
+}  // namespace fwpkm

@@ -1,0 +1,226 @@
+#include "train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "base/random.h"
+#include "ops/lm_loss/lm_loss.h"
+#include "train/schedule.h"
+#include "train/step.h"
+
+namespace fwpkm {
+namespace {
+
+double now() {
+  using Clock = std::chrono::steady_clock;
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+// Streams of the run's random numbers; each is indexed by the step.
+enum RandomStream : uint64_t { kPswaStream = 1 };
+
+class Trainer {
+ public:
+  Trainer(const ModelConfig& config, Device device, const TrainOptions& options, TrainData data,
+          const TrainEvents& events)
+      : options_(options),
+        events_(events),
+        folder_(options.out),
+        data_(std::move(data)),
+        model_(config, device, true),
+        pool_(device),
+        optimizer_(&model_.parameters()) {}
+
+  TrainResult run();
+
+ private:
+  const TrainConfig& settings() const { return model_.config().train; }
+  void start();
+  void save(int64_t step);
+  nlohmann::json state() const;
+  // Forward and backward of all micro batches of a step. Returns the mean loss.
+  double accumulate(int64_t step);
+  void require_finite(int64_t step, double loss, double norm) const;
+  void validate_model(int64_t step, nlohmann::json* line);
+
+  TrainOptions options_;
+  TrainEvents events_;
+  RunFolder folder_;
+  TrainData data_;
+  Model model_;
+  Pool pool_;
+  AdamW optimizer_;
+  int64_t done_ = 0;  // steps
+  int64_t best_step_ = -1;
+  double best_loss_ = std::numeric_limits<double>::infinity();
+  double last_valid_ = std::numeric_limits<double>::quiet_NaN();
+  bool resumed_ = false;
+};
+
+void Trainer::start() {
+  const std::vector<Checkpoint> checkpoints = folder_.checkpoints();
+  if (options_.resume && !checkpoints.empty()) {
+    const Checkpoint& last = checkpoints.back();
+    const nlohmann::json state = folder_.restore(last, &model_, &optimizer_);
+    data_.train->restore(state.at("data"));
+    done_ = last.step;
+    best_step_ = state.at("best_step");
+    best_loss_ = state.at("best_loss").is_null() ? std::numeric_limits<double>::infinity()
+                                                 : state.at("best_loss").get<double>();
+    resumed_ = true;
+    events_.note(fmt::format("resumed from step {}", done_));
+  } else {
+    require(options_.resume || !folder_.has_run(), "run",
+            "{} holds a run already; give --resume to go on with it, or choose another --out",
+            options_.out.string());
+    folder_.start_over();
+    model_.parameters().initialize(static_cast<uint64_t>(settings().seed));
+  }
+  folder_.open_metrics(done_);
+}
+
+nlohmann::json Trainer::state() const {
+  return {{"step", done_},
+          {"best_step", best_step_},
+          {"best_loss", std::isfinite(best_loss_) ? nlohmann::json(best_loss_) : nullptr},
+          {"data", data_.train->state()}};
+}
+
+void Trainer::save(int64_t step) {
+  folder_.save(step, model_, optimizer_, state(), options_.tokenizer, options_.files, options_.keep,
+               best_step_);
+}
+
+double Trainer::accumulate(int64_t step) {
+  const TrainConfig& t = settings();
+  ForwardOptions forward;
+  const Random random(static_cast<uint64_t>(t.seed), kPswaStream);
+  if (t.pswa_prob > 0 && random.uniform_at(static_cast<uint64_t>(step)) < t.pswa_prob) {
+    forward.full_attention_window = t.pswa_window;
+  }
+  const int64_t parts = (t.batch + t.micro() - 1) / t.micro();
+  double loss = 0;
+  for (int64_t part = 0; part < parts; ++part) {
+    const Batch batch = data_.train->next();
+    loss += accumulate_gradients(model_, pool_, batch.tokens, batch.rows, batch.seq,
+                                 1.0 / static_cast<double>(parts), forward);
+  }
+  return loss / static_cast<double>(parts);
+}
+
+void Trainer::require_finite(int64_t step, double loss, double norm) const {
+  if (std::isfinite(loss) && std::isfinite(norm)) {
+    return;
+  }
+  const Parameters& p = model_.parameters();
+  for (size_t i = 0; i < p.specs().size(); ++i) {
+    if (p.specs()[i].fast) {
+      continue;
+    }
+    for (const double g : to_host(p.at(i).node()->grad)) {
+      if (!std::isfinite(g)) {
+        fail("train",
+             "step {}: loss {}, and the gradient of {} is not finite; the run stops and its "
+             "newest checkpoint is good; lower --lr or train.clip",
+             step, loss, p.specs()[i].name);
+      }
+    }
+  }
+  fail("train",
+       "step {}: the loss is {}; the run stops and its newest checkpoint is good; lower --lr "
+       "or train.clip",
+       step, loss);
+}
+
+void Trainer::validate_model(int64_t step, nlohmann::json* line) {
+  const auto source = data_.valid();
+  last_valid_ = evaluate_loss(model_, pool_, *source, options_.valid_batches);
+  (*line)["valid_loss"] = last_valid_;
+  events_.note(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, last_valid_,
+                           std::exp(last_valid_)));
+  if (last_valid_ < best_loss_) {
+    best_loss_ = last_valid_;
+    best_step_ = step;
+  }
+}
+
+TrainResult Trainer::run() {
+  start();
+  const TrainConfig& t = settings();
+  TrainResult result;
+  result.resumed = resumed_;
+  const double begin = now();
+  int64_t tokens = 0;
+  bool saved = done_ > 0;
+  while (done_ < t.steps && !result.stopped) {
+    const int64_t step = done_ + 1;
+    const double step_begin = now();
+    const double loss = accumulate(step);
+    const double norm = optimizer_.gradient_norm();
+    require_finite(step, loss, norm);
+    AdamWSettings adam;
+    adam.lr = learning_rate(t, step);
+    adam.beta1 = t.beta1;
+    adam.beta2 = t.beta2;
+    adam.eps = t.eps;
+    adam.weight_decay = t.weight_decay;
+    optimizer_.step(adam, t.clip > 0 && norm > t.clip ? t.clip / (norm + 1e-6) : 1.0);
+    done_ = step;
+    saved = false;
+    tokens += t.batch * t.seq;
+    const double speed = static_cast<double>(t.batch * t.seq) / (now() - step_begin);
+    nlohmann::json line = {{"step", step},
+                           {"loss", loss},
+                           {"lr", adam.lr},
+                           {"grad_norm", norm},
+                           {"tokens_per_second", speed}};
+    if (data_.valid && options_.valid_every > 0 &&
+        (step % options_.valid_every == 0 || step == t.steps)) {
+      validate_model(step, &line);
+    }
+    folder_.add_metrics(line);
+    events_.step(step, t.steps, loss, speed);
+    if (data_.sample && options_.sample_every > 0 && step % options_.sample_every == 0) {
+      events_.note(fmt::format("step {}: {}", step, data_.sample(model_)));
+    }
+    result.loss = loss;
+    result.stopped = step < t.steps && events_.stop();
+    if (step % options_.save_every == 0 || step == t.steps || result.stopped) {
+      save(step);
+      saved = true;
+    }
+  }
+  if (!saved) {
+    save(done_);
+  }
+  result.step = done_;
+  result.valid_loss = last_valid_;
+  result.seconds = now() - begin;
+  result.tokens_per_second = result.seconds > 0 ? static_cast<double>(tokens) / result.seconds : 0;
+  return result;
+}
+
+}  // namespace
+
+double evaluate_loss(const Model& model, Pool& pool, BatchSource& source, int64_t batches) {
+  double sum = 0;
+  for (int64_t i = 0; i < batches; ++i) {
+    const Batch batch = source.next();
+    const InputsAndLabels split = split_labels(batch.tokens, batch.rows, batch.seq);
+    Run run(pool);
+    const Shape shape = {batch.rows, batch.seq};
+    const Tensor h = model.hidden(run, run.from_host("tokens", shape, split.inputs));
+    const Tensor labels = run.from_host("labels", shape, split.labels);
+    sum += to_host(lm_loss(run, h, model.embedding_table(), labels).loss.view())[0];
+  }
+  return sum / static_cast<double>(batches);
+}
+
+TrainResult train(const ModelConfig& config, Device device, const TrainOptions& options,
+                  TrainData data, const TrainEvents& events) {
+  Trainer trainer(config, device, options, std::move(data), events);
+  return trainer.run();
+}
+
+}  // namespace fwpkm
