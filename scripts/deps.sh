@@ -11,7 +11,7 @@ case $step in
     tools=("g++=g++" cmake=cmake ninja=ninja-build)
     # dnnl's CMake package needs the OpenCL headers and library, though nothing here uses them.
     libraries=(libdnnl-dev ocl-icd-opencl-dev libhwy-dev libcli11-dev libfmt-dev
-      nlohmann-json3-dev libgtest-dev)
+      nlohmann-json3-dev libgtest-dev libsentencepiece-dev zlib1g-dev libzstd-dev)
     ;;
   format) tools=(clang-format=clang-format) libraries=() ;;
   lint) tools=(run-clang-tidy=clang-tidy) libraries=() ;;
@@ -35,7 +35,8 @@ done
 if ! command -v dpkg-query >/dev/null; then
   if [[ $step == build ]]; then
     echo "[deps] not a Debian system: going on in the hope that these are installed: a C++20 compiler" \
-      "with OpenMP, CMake 3.22, Ninja, oneDNN 2, Highway 1, CLI11, fmt, nlohmann-json, GoogleTest" >&2
+      "with OpenMP, CMake 3.22, Ninja, oneDNN 2, Highway 1, CLI11, fmt, nlohmann-json, GoogleTest," \
+      "SentencePiece, zlib, zstd" >&2
   elif ((${#missing[@]})); then
     echo "[deps] not found: ${missing[*]}; install it with your package manager" >&2
     exit 1

@@ -46,5 +46,6 @@ void add_run(CLI::App& app);
 void add_cost(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_config(CLI::App& app);
+void add_data(CLI::App& app);
 
 }  // namespace fwpkm::cli

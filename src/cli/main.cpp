@@ -1,3 +1,4 @@
+#include <csignal>
 #include <cstdio>
 
 #include "base/error.h"
@@ -5,6 +6,8 @@
 
 int main(int argc, char** argv) {
   using namespace fwpkm;
+  // A file size limit shall be an error with a message, not a death.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app{"fwpkm: language models with Fast-weight Product Key Memory"};
   app.name("fwpkm");
   app.set_version_flag("--version", std::string("fwpkm ") + FWPKM_VERSION);
@@ -16,6 +19,7 @@ int main(int argc, char** argv) {
   cli::add_golden(app);
   cli::add_check(app);
   cli::add_bench(app);
+  cli::add_data(app);
   try {
     app.parse(argc, argv);
     return 0;
