@@ -1,39 +1,20 @@
 // The program as a user meets it: exit status, output, errors.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "process.h"
 #include "temp_dir.h"
 #include "tiny_models.h"
 
 namespace fwpkm {
 namespace {
 
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
+using Outcome = ProcessResult;
 
 Outcome run(const std::string& arguments) {
-  const TempDir dir;
-  const std::string err = (dir / "err").string();
-  const std::string command = std::string(FWPKM_BINARY) + " " + arguments + " 2>" + err;
-  Outcome outcome;
-  std::FILE* pipe = popen(command.c_str(), "r");
-  require(pipe != nullptr, "test", "cannot start {}", command);
-  std::array<char, 4096> buffer;
-  size_t got = 0;
-  while ((got = fread(buffer.data(), 1, buffer.size(), pipe)) > 0) {
-    outcome.out.append(buffer.data(), got);
-  }
-  const int status = pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  outcome.err = read_text(err);
-  return outcome;
+  return run_program(arguments);
 }
 
 nlohmann::json json_of(const Outcome& outcome) {
@@ -57,11 +38,12 @@ class Cli : public testing::Test {
 
 TEST_F(Cli, HelpIsCompleteEverywhere) {
   for (const std::string command :
-       {"", "cost", "config", "run", "golden", "check", "bench", "bench train", "bench decode"}) {
+       {"", "train", "generate", "model", "model info", "data", "cost", "config", "run", "golden",
+        "check", "bench", "bench train", "bench decode"}) {
     const Outcome outcome = run(command + " --help");
     EXPECT_EQ(outcome.status, 0) << command;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << command;
-    if (!command.empty() && command != "bench") {
+    if (!command.empty() && command != "bench" && command != "model" && command != "data") {
       for (const std::string option : {"--json", "--device", "--threads", "--set"}) {
         EXPECT_NE(outcome.out.find(option), std::string::npos) << command << " " << option;
       }

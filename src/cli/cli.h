@@ -47,5 +47,8 @@ void add_cost(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_config(CLI::App& app);
 void add_data(CLI::App& app);
+void add_train(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_model(CLI::App& app);
 
 }  // namespace fwpkm::cli

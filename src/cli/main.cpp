@@ -13,6 +13,9 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("fwpkm ") + FWPKM_VERSION);
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
+  cli::add_train(app);
+  cli::add_generate(app);
+  cli::add_model(app);
   cli::add_cost(app);
   cli::add_config(app);
   cli::add_run(app);

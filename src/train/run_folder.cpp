@@ -225,6 +225,9 @@ void RunFolder::add_metrics(const nlohmann::json& line) {
 }
 
 fs::path find_model(const fs::path& folder) {
+  require(fs::is_directory(folder), "model",
+          "{} is not a folder; give a model folder or the --out of a training run",
+          folder.string());
   if (fs::exists(folder / "model.safetensors") || !fs::exists(folder / kCheckpoints)) {
     return folder;
   }

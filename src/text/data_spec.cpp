@@ -1,0 +1,103 @@
+#include "text/data_spec.h"
+
+#include <charconv>
+
+#include "base/error.h"
+#include "text/builtin.h"
+#include "text/recall.h"
+#include "text/shards.h"
+
+namespace fwpkm {
+namespace {
+
+// Documents of an encoded corpus.
+class StoreDocuments : public DocumentSource {
+ public:
+  StoreDocuments(std::shared_ptr<const TokenStore> store, int64_t vocab_size)
+      : store_(std::move(store)), vocab_size_(vocab_size) {}
+  int64_t documents() const override { return store_->documents(); }
+  int64_t length(int64_t document) const override { return store_->length(document); }
+  void read(int64_t document, int64_t begin, std::span<int32_t> out) const override {
+    store_->read(document, begin, out);
+  }
+  int64_t vocab_size() const override { return vocab_size_; }
+  std::string fingerprint() const override {
+    return fmt::format("store:{}:{}:{}", store_->fingerprint(), store_->documents(),
+                       store_->tokens());
+  }
+
+ private:
+  std::shared_ptr<const TokenStore> store_;
+  int64_t vocab_size_;
+};
+
+struct Spec {
+  std::string name;
+  double weight = 1;
+};
+
+Spec parse_spec(const std::string& text) {
+  const size_t at = text.rfind('@');
+  if (at == std::string::npos) {
+    return {text, 1};
+  }
+  Spec spec;
+  spec.name = text.substr(0, at);
+  const char* begin = text.data() + at + 1;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, spec.weight);
+  require(error == std::errc() && stop == end && spec.weight > 0, "data",
+          "'{}': what follows @ must be a weight above 0, as in books@0.5", text);
+  return spec;
+}
+
+}  // namespace
+
+Data open_data(const DataSettings& settings) {
+  require(!settings.data.empty(), "data", "no data was given");
+  Data data;
+  if (!settings.tokenizer.empty()) {
+    data.tokenizer = load_tokenizer(settings.tokenizer);
+  }
+  for (const std::string& text : settings.data) {
+    const Spec spec = parse_spec(text);
+    WeightedSource source;
+    source.weight = spec.weight;
+    if (spec.name == "builtin") {
+      source.documents = builtin_documents(settings.seed, 0, settings.split);
+      if (!data.tokenizer) {
+        data.tokenizer = load_tokenizer("bytes");
+      }
+      require(data.tokenizer->kind() == "bytes", "data",
+              "the built-in corpus is made of bytes; leave --tokenizer out, or encode it to files");
+      source.end_of_text = data.tokenizer->end_of_text();
+    } else if (spec.name == "builtin:recall") {
+      source.documents = recall_documents(RecallSettings(), settings.seed, settings.split);
+      source.end_of_text = kRecallEnd;
+    } else {
+      require(!spec.name.starts_with("builtin"), "data",
+              "there is no built-in corpus '{}'; use builtin or builtin:recall", spec.name);
+      const auto store = open_tokens(spec.name, data.tokenizer.get());
+      if (!data.tokenizer && !store->tokenizer_spec().empty()) {
+        data.tokenizer = load_tokenizer(store->tokenizer_spec());
+      }
+      const int64_t vocab = store->vocab_size() > 0 ? store->vocab_size()
+                            : data.tokenizer        ? data.tokenizer->vocab_size()
+                                                    : 0;
+      require(vocab > 0, "data",
+              "{} does not say which tokenizer it was encoded with; give --tokenizer", spec.name);
+      source.documents = std::make_shared<StoreDocuments>(store, vocab);
+      source.end_of_text = kNoEndOfText;  // documents hold their own
+    }
+    const int64_t vocab = source.documents->vocab_size();
+    require(data.vocab_size == 0 || data.vocab_size == vocab, "data",
+            "{} has a vocabulary of {} tokens, but the data before it has {}; encode all with one "
+            "tokenizer",
+            spec.name, vocab, data.vocab_size);
+    data.vocab_size = vocab;
+    data.sources.push_back(std::move(source));
+  }
+  return data;
+}
+
+}  // namespace fwpkm
