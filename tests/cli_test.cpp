@@ -57,7 +57,8 @@ class Cli : public testing::Test {
 
 TEST_F(Cli, HelpIsCompleteEverywhere) {
   for (const std::string command :
-       {"", "cost", "config", "run", "golden", "check", "bench", "bench train", "bench decode"}) {
+       {"", "cost", "config", "run", "golden", "check", "bench", "bench train", "bench decode",
+        "data encode", "data tokenizer", "data info"}) {
     const Outcome outcome = run(command + " --help");
     EXPECT_EQ(outcome.status, 0) << command;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << command;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/parallel.h"
@@ -51,6 +52,11 @@ std::string all_bytes(const fs::path& folder) {
     }
   }
   return all;
+}
+
+// Damaging files many times need not wait for the disk.
+void overwrite(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
 class Shards : public testing::Test {
@@ -126,23 +132,32 @@ TEST_F(Shards, ThreadsDoNotChangeTheBytes) {
   EXPECT_EQ(all[0], all[2]);
 }
 
-TEST_F(Shards, AnInterruptedEncodingGoesOn) {
-  encode_corpus(settings("whole"), *bytes_);
-  const std::string expected = all_bytes(dir_ / "whole");
-  // Bad text behind the first shards: an error, and what was done stays.
-  write_text_atomic(dir_ / "a.txt", text_.substr(0, text_.size() - 1) + "\xff");
-  expect_error([&] { encode_corpus(settings("out"), *bytes_); }, "not UTF-8");
+TEST_F(Shards, BadTextStopsTheEncodingAndKeepsWhatIsDone) {
+  std::string large;
+  for (int i = 0; i < 15; ++i) {
+    large += text_;
+  }
+  write_text_atomic(dir_ / "a.txt", large + "\xff");
+  expect_error([&] { encode_corpus(settings("out", 3000000), *bytes_); }, "not UTF-8");
+  EXPECT_TRUE(fs::exists(dir_ / "out" / "shard-00000.tok"));
   EXPECT_TRUE(fs::exists(dir_ / "out" / "unfinished.json"));
   EXPECT_FALSE(fs::exists(dir_ / "out" / "index.json"));
   expect_error([&] { open_tokens(dir_ / "out"); }, "not finished", "again to go on");
   // A repaired text is another one.
-  write_text_atomic(dir_ / "a.txt", text_);
-  expect_error([&] { encode_corpus(settings("out"), *bytes_); }, "the text has changed",
+  write_text_atomic(dir_ / "a.txt", large);
+  expect_error([&] { encode_corpus(settings("out", 3000000), *bytes_); }, "the text has changed",
                "--restart");
-  EncodeSettings again = settings("out");
+  EncodeSettings again = settings("out", 3000000);
+  encode_corpus(settings("whole", 3000000), *bytes_);
   again.restart = true;
   encode_corpus(again, *bytes_);
-  EXPECT_EQ(all_bytes(dir_ / "out"), expected);
+  EXPECT_EQ(all_bytes(dir_ / "out"), all_bytes(dir_ / "whole"));
+}
+
+TEST_F(Shards, AnInterruptedEncodingGoesOn) {
+  encode_corpus(settings("whole"), *bytes_);
+  const std::string expected = all_bytes(dir_ / "whole");
+  encode_corpus(settings("out"), *bytes_);
 
   // Undo the end, as a kill would have.
   const auto index = nlohmann::json::parse(read_text(dir_ / "out" / "index.json"));
@@ -176,15 +191,26 @@ TEST_F(Shards, AnotherTokenizerIsAnError) {
                bytes_->fingerprint(), "fake");
 }
 
+TEST_F(Shards, AReadOnlyFolderIsAnError) {
+  fs::permissions(dir_ / "a.txt", fs::perms::all);
+  const Unprivileged user(dir_.path());
+  fs::create_directory(dir_ / "locked");
+  fs::permissions(dir_ / "locked", fs::perms::owner_read | fs::perms::owner_exec);
+  expect_error([&] { encode_corpus(settings("locked"), *bytes_); }, "ermission", "locked");
+  expect_error([&] { encode_corpus(settings("locked/below"), *bytes_); }, "ermission", "--out");
+  fs::permissions(dir_ / "locked", fs::perms::all);
+  EXPECT_TRUE(fs::is_empty(dir_ / "locked"));
+}
+
 TEST_F(Shards, EveryTruncationAndFlipIsFound) {
-  write_text_atomic(dir_ / "a.txt", "one\n<|endoftext|>\ntwo and three\n<|endoftext|>\nfour");
+  overwrite(dir_ / "a.txt", "one\n<|endoftext|>\ntwo and three\n<|endoftext|>\nfour");
   encode_corpus(settings("out"), *bytes_);
   const fs::path file = dir_ / "out" / "shard-00000.tok";
   const std::string good = read_text(file);
   const auto read_all = [&] { verify_tokens(*open_tokens(dir_ / "out")); };
   EXPECT_NO_THROW(read_all());
   for (size_t size = 0; size < good.size(); ++size) {
-    write_text_atomic(file, good.substr(0, size));
+    overwrite(file, good.substr(0, size));
     expect_error(read_all, "shard-00000.tok");
   }
   // The zeros between tokens and index mean nothing; all else does.
@@ -192,7 +218,7 @@ TEST_F(Shards, EveryTruncationAndFlipIsFound) {
   for (size_t at = 0; at < good.size(); ++at) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ (1 << at % 8));
-    write_text_atomic(file, bad);
+    overwrite(file, bad);
     try {
       read_all();
       ++unnoticed;
@@ -201,7 +227,7 @@ TEST_F(Shards, EveryTruncationAndFlipIsFound) {
     }
   }
   EXPECT_LT(unnoticed, 8u);
-  write_text_atomic(file, good + good);
+  overwrite(file, good + good);
   expect_error(read_all, "shard-00000.tok");
   fs::remove(file);
   expect_error(read_all, "shard-00000.tok");
@@ -216,11 +242,11 @@ TEST_F(Shards, HostileCountsAreRefused) {
          {uint64_t{0}, uint64_t{1} << 61, ~uint64_t{0}, ~uint64_t{0} / 2, uint64_t{1} << 63}) {
       std::string bad = good;
       std::memcpy(bad.data() + bad.size() - field, &value, 8);
-      write_text_atomic(file, bad);
+      overwrite(file, bad);
       expect_error([&] { const ShardFile shard(file); }, "shard-00000.tok", "damaged");
     }
   }
-  write_text_atomic(file, good);
+  overwrite(file, good);
   const std::string index = read_text(dir_ / "out" / "index.json");
   const auto json = nlohmann::json::parse(index);
   for (const std::string place :
@@ -233,12 +259,12 @@ TEST_F(Shards, HostileCountsAreRefused) {
           nlohmann::json("../a.txt"), nlohmann::json(2.5), nlohmann::json::array({1})}) {
       nlohmann::json bad = json;
       bad[nlohmann::json::json_pointer(place)] = value;
-      write_text_atomic(dir_ / "out" / "index.json", bad.dump());
+      overwrite(dir_ / "out" / "index.json", bad.dump());
       expect_error([&] { open_tokens(dir_ / "out"); }, "out");
     }
   }
   for (size_t size = 1; size + 2 < index.size(); size += 7) {
-    write_text_atomic(dir_ / "out" / "index.json", index.substr(0, size));
+    overwrite(dir_ / "out" / "index.json", index.substr(0, size));
     expect_error([&] { open_tokens(dir_ / "out"); }, "index.json");
   }
   expect_error([&] { open_tokens(dir_ / "nowhere"); }, "nowhere");
@@ -286,8 +312,8 @@ TEST_F(Shards, TheAuthorsFilesAreChecked) {
   write_official<uint16_t>(dir_ / "x", {{1, 2, 3}, {4}});
   const std::string bin = read_text(dir_ / "x.bin"), idx = read_text(dir_ / "x.idx");
   const auto fails = [&](const std::string& new_bin, const std::string& new_idx) {
-    write_text_atomic(dir_ / "x.bin", new_bin);
-    write_text_atomic(dir_ / "x.idx", new_idx);
+    overwrite(dir_ / "x.bin", new_bin);
+    overwrite(dir_ / "x.idx", new_idx);
     expect_error([&] { open_tokens(dir_ / "x"); }, "[", "x.");
   };
   for (size_t size = 0; size < bin.size(); ++size) {

@@ -1,6 +1,7 @@
 #include "text/tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <sentencepiece_trainer.h>
 
 #include "corpus_files.h"
 #include "temp_dir.h"
@@ -209,6 +210,36 @@ TEST_F(SentencePiece, BadModelsAreErrors) {
   const auto tokenizer = load_tokenizer(model_);
   expect_error([&] { tokenizer->encode("caf\xe9 x"); }, "not UTF-8 at byte 4");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+// With SentencePiece's own defaults, as most models elsewhere have: text is normalised, and a space
+// is put before it.
+TEST_F(SentencePiece, ModelsFromElsewhere) {
+  const auto train_default = [&](const std::string& name, const std::string& eos) {
+    std::string model;
+    const auto status =
+        sentencepiece::SentencePieceTrainer::Train({{"input", (*dir_ / "a.txt").string()},
+                                                    {"vocab_size", "300"},
+                                                    {"minloglevel", "9"},
+                                                    {"eos_id", eos}},
+                                                   nullptr, &model);
+    require(status.ok(), "test", "{}", status.message());
+    write_text_atomic(*dir_ / name, model);
+    return (*dir_ / name).string();
+  };
+  const auto tokenizer = load_tokenizer(train_default("unigram.model", "2"));
+  EXPECT_EQ(tokenizer->end_of_text(), 2);
+  for (const std::string text : {"bane lor", "tisum ka ort"}) {
+    EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+  }
+  // The rest of a document gets no space of its own.
+  auto joined = tokenizer->encode("bane lor");
+  const auto rest = tokenizer->encode("\ntisum", true);
+  joined.insert(joined.end(), rest.begin(), rest.end());
+  EXPECT_EQ(tokenizer->decode(joined), "bane lor tisum");
+  EXPECT_EQ(joined, tokenizer->encode("bane lor\ntisum"));
+  expect_error([&] { load_tokenizer(train_default("endless.model", "-1")); }, "endless.model",
+               "end of text");
 }
 
 TEST_F(SentencePiece, StreamsAreWholeCharacters) {
