@@ -38,8 +38,9 @@ class Cli : public testing::Test {
 
 TEST_F(Cli, HelpIsCompleteEverywhere) {
   for (const std::string command :
-       {"", "train", "generate", "model", "model info", "data", "cost", "config", "run", "golden",
-        "check", "bench", "bench train", "bench decode"}) {
+       {"", "train", "generate", "model", "model info", "data", "data encode", "data tokenizer",
+        "data info", "cost", "config", "run", "golden", "check", "bench", "bench train",
+        "bench decode"}) {
     const Outcome outcome = run(command + " --help");
     EXPECT_EQ(outcome.status, 0) << command;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << command;

@@ -117,7 +117,9 @@ int info(const InfoArguments& a, const Common& common) {
   }
   if (a.verify) {
     Progress bar("verify");
-    verify_tokens(*store, [&](double done) { bar.update(done, ""); });
+    verify_tokens(*store, [&](double done) {
+      bar.update(done, fmt::format("of {} tokens", store->tokens()));
+    });
   }
   const std::string kind =
       store->kind().empty() ? "not recorded" : store->kind() + " " + store->fingerprint();

@@ -62,6 +62,9 @@ class Journal {
     if (fs::exists(unfinished)) {
       const nlohmann::json json = read_json_file(unfinished);
       const ShardIndex old = ShardIndex::from_json(json, unfinished.string());
+      if (old.shards.empty()) {
+        return false;
+      }
       require(same_settings(old) && json.value("modified_ns", nlohmann::json()) == modified_,
               "encode",
               "'{}' holds the beginning of another encoding, or the text has changed since; choose "

@@ -102,8 +102,8 @@ class Sentences final : public sentencepiece::SentenceIterator {
   size_t at_ = 0;
 };
 
-// Stands in for standard error while SentencePiece trains: its log says how many pieces there are
-// ("... size=120 all=..."), which becomes progress, and is otherwise kept for an error's message.
+// Stands in for standard error while SentencePiece trains: its log, which is not for users, says
+// how many pieces there are, and that becomes progress.
 class TrainerLog final : public std::streambuf {
  public:
   TrainerLog(int64_t vocab_size, const TrainProgress& progress)
@@ -130,17 +130,26 @@ class TrainerLog final : public std::streambuf {
   }
 
  private:
+  // "... Alphabet size=83" and then, again and again, "... Added: freq=... size=120 all=...".
   void line_done() {
-    const size_t at = line_.find(" size=");
-    if (at != line_.npos && progress_) {
-      const auto pieces = std::strtoll(line_.c_str() + at + 6, nullptr, 10);
-      const double part = static_cast<double>(pieces) / static_cast<double>(vocab_size_);
+    const int64_t size = number_after("size=");
+    if (line_.find("Alphabet ") != line_.npos) {
+      alphabet_ = size;
+    } else if (line_.find(" Added: ") != line_.npos && progress_) {
+      const auto wanted = std::max<int64_t>(1, vocab_size_ - 256 - alphabet_);
+      const double part = static_cast<double>(size) / static_cast<double>(wanted);
       progress_(kSampling + (1 - kSampling) * std::clamp(part, 0.0, 1.0),
-                fmt::format("{} of {} pieces", pieces, vocab_size_));
+                fmt::format("{} of {} pieces", size, wanted));
     }
     line_.clear();
   }
 
+  int64_t number_after(std::string_view key) const {
+    const size_t at = line_.find(key);
+    return at == line_.npos ? 0 : std::strtoll(line_.c_str() + at + key.size(), nullptr, 10);
+  }
+
+  int64_t alphabet_ = 0;
   int64_t vocab_size_;
   const TrainProgress& progress_;
   std::streambuf* old_;
