@@ -1,6 +1,7 @@
 #include "text/tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
 #include "corpus_files.h"
@@ -124,6 +125,22 @@ TEST_F(SentencePiece, EndOfTextIsNeverInEncodedText) {
   EXPECT_EQ(tokenizer->decode(std::span(&end, 1)), "");
   const auto tokens = tokenizer->encode("<|endoftext|>");
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), end), 0);
+}
+
+TEST_F(SentencePiece, LookingWordsUpGivesTheLibrarysTokens) {
+  const auto tokenizer = load_tokenizer(model_);
+  sentencepiece::SentencePieceProcessor processor;
+  ASSERT_TRUE(processor.Load(model_).ok());
+  std::vector<std::string> texts = {made_up_text(50000, 11), "  a  b \n\n \n   c",
+                                    std::string(200, 'x')};
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    texts.push_back(random_utf8(100, seed) + " " + made_up_text(50, seed));
+  }
+  for (const std::string& text : texts) {
+    if (text.find("\xe2\x96\x81") == text.npos) {  // the library takes that for a space
+      EXPECT_EQ(tokenizer->encode(text), processor.EncodeAsIds(text));
+    }
+  }
 }
 
 TEST_F(SentencePiece, WhereATextIsCutDoesNotMatter) {
