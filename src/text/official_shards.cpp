@@ -49,8 +49,8 @@ class OfficialStore final : public TokenStore {
   void read(int64_t document, int64_t begin, std::span<int32_t> out) const override {
     const int64_t size = length(document), count = static_cast<int64_t>(out.size());
     require(begin >= 0 && begin <= size && count <= size - begin, "shards",
-            "cannot read tokens {}..{} of document {} in '{}', which has {}", begin, begin + count,
-            document, path_, size);
+            "cannot read {} tokens from token {} of document {} in '{}', which has {}", count,
+            begin, document, path_, size);
     const uint64_t limit = vocab_size_ > 0 ? static_cast<uint64_t>(vocab_size_) : 1ull << 31;
     const std::byte* from =
         file_.bytes().data() +

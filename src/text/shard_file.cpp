@@ -198,7 +198,7 @@ int64_t ShardFile::length(int64_t document) const {
 void ShardFile::read(int64_t document, int64_t begin, std::span<int32_t> out) const {
   const int64_t size = length(document), count = static_cast<int64_t>(out.size());
   require(begin >= 0 && begin <= size && count <= size - begin, "shards",
-          "cannot read tokens {}..{} of document {} in '{}', which has {}", begin, begin + count,
+          "cannot read {} tokens from token {} of document {} in '{}', which has {}", count, begin,
           document, path_, size);
   if (out.empty()) {
     return;
