@@ -280,6 +280,34 @@ TEST_F(TrainRun, GeneratesTheSameTextTwice) {
   EXPECT_EQ(nlohmann::json::parse(info.out)["step"], 10);
 }
 
+// Text to tokens to a model to text, with a vocabulary of the text's own.
+TEST_F(TrainRun, TrainsOnEncodedText) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) {
+    text += fmt::format("The {} goat number {} ate {} apples.\n", i % 3 == 0 ? "red" : "old",
+                        i % 17, i % 7);
+  }
+  write_text_atomic(dir_ / "text.txt", text);
+  const auto ok = [&](const std::string& arguments) {
+    const ProcessResult result = run_program(arguments);
+    EXPECT_EQ(result.status, 0) << arguments << "\n" << result.err;
+    return result.out;
+  };
+  ok("data tokenizer --vocab 300 --out " + out("t.model") + " " + out("text.txt"));
+  ok("data encode --tokenizer " + out("t.model") + " --out " + out("tokens") + " " +
+     out("text.txt"));
+  ok("train --config " + config_ + " --set vocab_size=300 --data " + out("tokens") + " --valid " +
+     out("tokens") + " --out " + out("run") + " --steps 12 --save-every 4 --lr 0.01");
+  fs::remove(dir_ / "t.model");  // the model's folder holds its own copy
+  const std::string generated =
+      ok("generate --model " + out("run") + " --prompt 'The goat' --tokens 8 --json -");
+  EXPECT_EQ(nlohmann::json::parse(generated)["prompt"], "The goat");
+  const ProcessResult other =
+      run_program("generate --model " + out("run") + " --tokenizer bytes --prompt x");
+  EXPECT_EQ(other.status, 1);
+  EXPECT_NE(other.err.find("is not the tokenizer"), std::string::npos) << other.err;
+}
+
 TEST(Sampling, FollowsTheProbabilities) {
   const std::vector<double> logits = {0, std::log(2.0), std::log(4.0), std::log(1.0)};
   std::vector<int> counts(4);

@@ -123,10 +123,11 @@ int run(const Arguments& a, const Common& common) {
   TrainOptions options = a.options;
   options.out = a.out;
   if (data.tokenizer) {
-    options.tokenizer = {{"kind", data.tokenizer->kind()},
-                         {"fingerprint", data.tokenizer->fingerprint()}};
-    if (!data.tokenizer->model_file().empty()) {
-      options.files.push_back({data.tokenizer->model_file(), "tokenizer.model"});
+    const nlohmann::json about = {{"kind", data.tokenizer->kind()},
+                                  {"fingerprint", data.tokenizer->fingerprint()}};
+    options.files.push_back({"tokenizer.json", about.dump(2) + "\n"});
+    if (const std::string bytes = data.tokenizer->model_bytes(); !bytes.empty()) {
+      options.files.push_back({"tokenizer.model", bytes});
     }
   }
 

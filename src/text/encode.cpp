@@ -225,7 +225,7 @@ EncodeResult encode_corpus(const EncodeSettings& settings, const Tokenizer& toke
   const bool complete = journal.load();
   result.resumed_documents = journal.index().documents;
   if (!complete) {
-    const std::string model = tokenizer.model_file();
+    const std::string model = tokenizer.model_bytes();
     if (!model.empty()) {
       write_text_atomic(folder / kTokenizerFile, model);
     } else {

@@ -50,7 +50,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   int32_t end_of_text() const override { return end_of_text_; }
   std::string fingerprint() const override { return hash_hex(model_); }
   std::string kind() const override { return "sentencepiece"; }
-  std::string model_file() const override { return model_; }
+  std::string model_bytes() const override { return model_; }
 
   std::string_view bytes_of(int32_t token) const override {
     require(token >= 0 && token < vocab_size(), "tokenizer", "token {} is outside the {} of '{}'",

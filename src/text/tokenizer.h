@@ -26,8 +26,8 @@ class Tokenizer {
   // 32 hexadecimal digits that tell this tokenizer's content from any other's.
   virtual std::string fingerprint() const = 0;
   virtual std::string kind() const = 0;  // "bytes" or "sentencepiece"
-  // What a copy can be loaded from; empty where there is no file.
-  virtual std::string model_file() const { return ""; }
+  // The content of the file that it can be loaded from; empty where there is none.
+  virtual std::string model_bytes() const { return ""; }
 };
 
 // "bytes": 256 byte values and end of text, 257 tokens. Anything else is the path of a

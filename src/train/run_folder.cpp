@@ -140,8 +140,8 @@ void RunFolder::start_over() {
 }
 
 void RunFolder::save(int64_t step, const Model& model, const AdamW& optimizer,
-                     const nlohmann::json& state, const nlohmann::json& tokenizer,
-                     const std::vector<CopiedFile>& files, int keep, int64_t best_step) {
+                     const nlohmann::json& state, const std::vector<ExtraFile>& files, int keep,
+                     int64_t best_step) {
   const fs::path all = path_ / kCheckpoints;
   std::error_code error;
   fs::create_directories(all, error);
@@ -156,11 +156,8 @@ void RunFolder::save(int64_t step, const Model& model, const AdamW& optimizer,
   try {
     save_model(model, temporary, model.parameters().device().real);
     write_optimizer(temporary / "optimizer.safetensors", optimizer);
-    for (const CopiedFile& file : files) {
-      fs::copy_file(file.from, temporary / file.name);
-    }
-    if (!tokenizer.is_null()) {
-      write_text_atomic(temporary / "tokenizer.json", tokenizer.dump(2) + "\n");
+    for (const ExtraFile& file : files) {
+      write_text_atomic(temporary / file.name, file.content);
     }
     write_text_atomic(temporary / "run.json", state.dump(2) + "\n");
     sync_folder(temporary);

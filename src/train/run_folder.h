@@ -21,9 +21,9 @@
 namespace fwpkm {
 
 // A file that goes into every checkpoint.
-struct CopiedFile {
-  std::filesystem::path from;
+struct ExtraFile {
   std::string name;
+  std::string content;
 };
 
 struct Checkpoint {
@@ -49,10 +49,9 @@ class RunFolder {
 
   // Writes a checkpoint of `step`, points `best` at it if `best_step` is this step, and removes
   // all but the newest `keep` and the best. `state` is anything that the run needs to go on, as
-  // JSON. `tokenizer` becomes tokenizer.json; `files` are copied beside the model.
+  // JSON. `files` are written beside the model.
   void save(int64_t step, const Model& model, const AdamW& optimizer, const nlohmann::json& state,
-            const nlohmann::json& tokenizer, const std::vector<CopiedFile>& files, int keep,
-            int64_t best_step);
+            const std::vector<ExtraFile>& files, int keep, int64_t best_step);
   // Loads weights and optimizer of a checkpoint and returns its state.
   nlohmann::json restore(const Checkpoint& checkpoint, Model* model, AdamW* optimizer) const;
 

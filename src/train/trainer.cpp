@@ -88,8 +88,7 @@ nlohmann::json Trainer::state() const {
 }
 
 void Trainer::save(int64_t step) {
-  folder_.save(step, model_, optimizer_, state(), options_.tokenizer, options_.files, options_.keep,
-               best_step_);
+  folder_.save(step, model_, optimizer_, state(), options_.files, options_.keep, best_step_);
 }
 
 double Trainer::accumulate(int64_t step) {

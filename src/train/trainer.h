@@ -21,9 +21,8 @@ struct TrainOptions {
   int keep = 3;               // newest checkpoints kept, beside the best
   int64_t valid_every = 100;  // steps between validations; 0: never
   int64_t valid_batches = 8;
-  int64_t sample_every = 0;       // steps between text samples; 0: never
-  nlohmann::json tokenizer;       // written beside the model as tokenizer.json, unless null
-  std::vector<CopiedFile> files;  // copied into checkpoints
+  int64_t sample_every = 0;      // steps between text samples; 0: never
+  std::vector<ExtraFile> files;  // go into every checkpoint
 };
 
 // What the loop is given beside the model.
