@@ -129,6 +129,8 @@ TEST_F(Cli, RunThenGolden) {
     EXPECT_TRUE(golden["ok"].get<bool>());
     EXPECT_EQ(golden["groups"].size(), 4u);
   }
+  // A config key changed is a model changed: it must not pass.
+  EXPECT_EQ(run("golden " + dump + " --device reference --set norm_eps=0.01").status, 1);
 }
 
 TEST_F(Cli, GoldenRefusesLayersThatAreNotThere) {

@@ -180,13 +180,14 @@ TokenRows read_token_rows(const std::filesystem::path& path) {
   return rows;
 }
 
-GoldenResult run_golden(const std::filesystem::path& path, Device device) {
+GoldenResult run_golden(const std::filesystem::path& path, Device device,
+                        std::span<const std::string> overrides) {
   const SafeTensors file = SafeTensors::open(path);
   const auto config_text = file.metadata().find("config");
   require(config_text != file.metadata().end(), "golden",
           "{} has no metadata 'config'; it is not a file of this kind", path.string());
   ModelConfig config =
-      parse_config(parse_json_text(config_text->second, path.string()), path.string());
+      parse_config(parse_json_text(config_text->second, path.string()), path.string(), overrides);
   const TokenRows rows = read_token_rows(path);
   GoldenResult result;
   result.config_name = config.name;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,9 @@ struct GoldenResult {
   std::vector<GoldenGroup> groups;
 };
 
-GoldenResult run_golden(const std::filesystem::path& file, Device device);
+// `overrides` are "key=value" for the file's config.
+GoldenResult run_golden(const std::filesystem::path& file, Device device,
+                        std::span<const std::string> overrides = {});
 
 struct DumpOptions {
   bool gradients = false;
