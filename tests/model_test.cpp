@@ -148,6 +148,37 @@ TEST_P(Models, StreamsCanBeCut) {
   }
 }
 
+// With hidden borders a document in a packed row is read as if it stood alone.
+TEST_P(Models, HiddenBordersSeparateDocuments) {
+  constexpr int64_t kFirst = 37, kSecond = 45, kEnd = 0;
+  for (const Device device : {Device::reference(), Device::cpu()}) {
+    Model model(config(), device, false);
+    randomize(&model.parameters(), 8);
+    Pool pool(device);
+    pool.set_poison(true);
+    fwpkm::Run run(pool);
+    auto tokens = tiny_tokens(kFirst + kSecond, model.config().vocab_size, 9);
+    for (int32_t& token : tokens) {
+      token = std::max(token, 1);
+    }
+    tokens[kFirst - 1] = kEnd;
+    const std::vector<int32_t> alone(tokens.begin() + kFirst, tokens.end());
+    ForwardOptions options;
+    options.starts = run.from_host("starts", {1, kFirst + kSecond},
+                                   document_starts(tokens, 1, kFirst + kSecond, kEnd));
+    const auto packed = to_host(
+        model.hidden(run, run.from_host("tokens", {1, kFirst + kSecond}, tokens), options).view());
+    const auto single =
+        to_host(model.hidden(run, run.from_host("tokens", {1, kSecond}, alone)).view());
+    double worst = 0;
+    for (size_t i = 0; i < single.size(); ++i) {
+      const double difference = packed[kFirst * model.config().hidden_size + i] - single[i];
+      worst = std::max(worst, std::isnan(difference) ? 1e9 : std::fabs(difference));
+    }
+    EXPECT_LE(worst, device.real == DType::kF64 ? 1e-10 : 2e-3) << device_name(device.kind);
+  }
+}
+
 // Changing a token never changes an earlier output.
 TEST_P(Models, IsCausal) {
   constexpr int64_t kSeq = 24, kChanged = 13;

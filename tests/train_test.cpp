@@ -160,6 +160,14 @@ TEST_F(TrainRun, KilledAndResumedEqualsUninterrupted) {
   std::printf("%d kills, %d of them in the write of a checkpoint\n", done, in_write);
 }
 
+TEST_F(TrainRun, HidingBordersChangesTheLoss) {
+  const std::string more = " --set train.hide_borders=true --seq 4000 --batch 1";
+  ASSERT_EQ(run_program(joined(arguments(out("seen"), 2, 2)) + " --seq 4000 --batch 1").status, 0);
+  const ProcessResult result = run_program(joined(arguments(out("hidden"), 2, 2)) + more);
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(metrics(out("seen"))[0]["loss"], metrics(out("hidden"))[0]["loss"]);
+}
+
 TEST_F(TrainRun, InterruptSavesAndLeaves) {
   ASSERT_EQ(run_program(joined(arguments(out("whole"), 60, 1000))).status, 0);
   Child child(arguments(out("stopped"), 60, 1000));

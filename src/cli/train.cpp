@@ -98,6 +98,7 @@ int run(const Arguments& a, const Common& common) {
   batches.order = a.order == "streams" ? BatchOrder::kStreams : BatchOrder::kShuffled;
   TrainData training;
   training.train = make_batches(data.sources, batches);
+  training.end_of_text = data.end_of_text;
 
   // Held-out data: what --valid names, or the held-out documents of the built-in corpora.
   DataSettings held_out = settings;

@@ -90,6 +90,7 @@ struct TrainConfig {
   double clip = 1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double pswa_prob = 0;
   int64_t pswa_window = 512;
+  bool hide_borders = false;
   int64_t seed = 1;
   // Rows that go through the model at once; gradients of a batch accumulate over batch / micro().
   int64_t micro() const { return micro_batch < batch ? micro_batch : batch; }

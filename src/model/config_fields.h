@@ -177,6 +177,8 @@ void visit(Config& c, F&& f) {
   f("train.pswa_prob", c.train.pswa_prob, kFraction,
     "probability that a step limits full attention to a window");
   f("train.pswa_window", c.train.pswa_window, kTokens, "that window");
+  f("train.hide_borders", c.train.hide_borders, kAny,
+    "mixers do not see across the border of documents in a sequence");
   f("train.seed", c.train.seed, IntRange{0, INT64_MAX}, "seed of all random numbers");
 }
 

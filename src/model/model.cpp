@@ -136,7 +136,7 @@ Tensor Model::attention(Run& run, const Layer& layer, const Tensor& x, const Ten
     v = cache.v.part(cache.v.view().slice(1, 0, cache.length));
     settings.q_offset = cache.length - x.dim(1);
   }
-  const Tensor o = fwpkm::attention(run, q, k, v, settings);
+  const Tensor o = fwpkm::attention(run, q, k, v, settings, options.starts);
   const Tensor gated = sigmoid_gate(run, o, gate);
   return linear(run, gated.reshape({x.dim(0), x.dim(1), a.heads * width}), w.o, {}, residual);
 }
@@ -160,9 +160,10 @@ Tensor Model::gdn(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
     tail = options.state->layers[static_cast<size_t>(index)].tail;
     delta = options.state->layers[static_cast<size_t>(index)].delta;
   }
-  const Tensor qkv =
-      short_conv(run, part(0, dk), part(dk, 2 * dk), part(2 * dk, 2 * dk + values), w.conv, tail);
-  const DeltaGates gates = delta_gates(run, linear(run, x, w.ba), w.a_log, w.dt_bias, g.key_heads);
+  const Tensor qkv = short_conv(run, part(0, dk), part(dk, 2 * dk), part(2 * dk, 2 * dk + values),
+                                w.conv, tail, options.starts);
+  const DeltaGates gates =
+      delta_gates(run, linear(run, x, w.ba), w.a_log, w.dt_bias, g.key_heads, options.starts);
 
   const int64_t keys = g.key_heads * dk;
   const View all = qkv.view();
@@ -199,6 +200,8 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   const RmsNormSettings norm = {config_.norm_eps, 1.0, false};
   const int64_t time = tokens.dim(1);
   int64_t position = 0;
+  require(options.state == nullptr || !options.starts, "model",
+          "borders of documents can be hidden in whole sequences only, not on top of a state");
   if (options.state != nullptr) {
     require(options.state->batch == tokens.dim(0), "model",
             "the state is for {} sequences, but {} were given", options.state->batch,

@@ -17,6 +17,9 @@ struct ForwardOptions {
   State* state = nullptr;
   // pSWA: restricts full attention to a window in this pass (0: not).
   int64_t full_attention_window = 0;
+  // [B,T] int32: where in its row each token's document begins. If given, no mixer sees across the
+  // border of a document. Not together with a state.
+  Tensor starts;
 };
 
 class Model {

@@ -16,6 +16,22 @@
 
 namespace fwpkm {
 
+std::vector<int32_t> packed_starts(int64_t batch, int64_t time) {
+  constexpr int64_t kLengths[] = {1, 5, 2, 60};
+  std::vector<int32_t> starts;
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t document = b, start = 0;
+    for (int64_t t = 0; t < time; ++t) {
+      if (t == start + kLengths[document % 4]) {
+        start = t;
+        ++document;
+      }
+      starts.push_back(static_cast<int32_t>(start));
+    }
+  }
+  return starts;
+}
+
 std::span<const OpInfo> all_ops() {
   static const OpInfo ops[] = {
       {&kEmbedding, &embedding_cases},

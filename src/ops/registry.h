@@ -41,6 +41,10 @@ struct Case {
   double grad_tolerance = 1e-6;
 };
 
+// Where the documents of packed rows begin, [batch, time]: their lengths repeat 1, 5, 2, 60, from
+// row to row from another one on.
+std::vector<int32_t> packed_starts(int64_t batch, int64_t time);
+
 struct OpInfo {
   const Op* op;
   std::vector<Case> (*cases)();

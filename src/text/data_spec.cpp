@@ -95,6 +95,9 @@ Data open_data(const DataSettings& settings) {
             "tokenizer",
             spec.name, vocab, data.vocab_size);
     data.vocab_size = vocab;
+    data.end_of_text = source.end_of_text != kNoEndOfText ? source.end_of_text
+                       : data.tokenizer                   ? data.tokenizer->end_of_text()
+                                                          : -1;
     data.sources.push_back(std::move(source));
   }
   return data;

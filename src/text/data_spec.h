@@ -25,6 +25,7 @@ struct Data {
   // What the tokens mean; none for builtin:recall, whose tokens are not text.
   std::shared_ptr<const Tokenizer> tokenizer;
   int64_t vocab_size = 0;
+  int32_t end_of_text = -1;  // the token that ends documents
 };
 
 // Opens everything and refuses, by name, what does not fit together.

@@ -18,9 +18,24 @@ InputsAndLabels split_labels(std::span<const int32_t> tokens, int64_t batch, int
   return split;
 }
 
+std::vector<int32_t> document_starts(std::span<const int32_t> tokens, int64_t batch, int64_t seq,
+                                     int32_t end_of_text) {
+  std::vector<int32_t> starts(tokens.size());
+  for (int64_t b = 0; b < batch; ++b) {
+    int32_t start = 0;
+    for (int64_t t = 0; t < seq; ++t) {
+      starts[static_cast<size_t>(b * seq + t)] = start;
+      if (tokens[static_cast<size_t>(b * seq + t)] == end_of_text) {
+        start = static_cast<int32_t>(t + 1);
+      }
+    }
+  }
+  return starts;
+}
+
 double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> tokens,
                             int64_t batch, int64_t seq, double weight,
-                            const ForwardOptions& options) {
+                            const ForwardOptions& options, int32_t hide_after) {
   const InputsAndLabels split = split_labels(tokens, batch, seq);
   require_tokens(tokens, model.config(), false);
   Tape tape;
@@ -28,9 +43,14 @@ double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> t
   const Shape shape = {batch, seq};
   const Tensor inputs = run.from_host("tokens", shape, split.inputs);
   const Tensor labels = run.from_host("labels", shape, split.labels);
+  ForwardOptions forward = options;
+  if (hide_after >= 0) {
+    forward.starts =
+        run.from_host("starts", shape, document_starts(split.inputs, batch, seq, hide_after));
+  }
   Tensor loss;
   {
-    const Tensor h = model.hidden(run, inputs, options);
+    const Tensor h = model.hidden(run, inputs, forward);
     loss = lm_loss(run, h, model.embedding_table(), labels).loss;
   }
   const double value = to_host(loss.view())[0];

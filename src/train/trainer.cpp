@@ -36,6 +36,8 @@ class Trainer {
 
  private:
   const TrainConfig& settings() const { return model_.config().train; }
+  // The token after which documents begin that must not see what came before, or -1.
+  int32_t hide_after() const { return settings().hide_borders ? data_.end_of_text : -1; }
   void start();
   void save(int64_t step);
   nlohmann::json state() const;
@@ -59,6 +61,8 @@ class Trainer {
 };
 
 void Trainer::start() {
+  require(!settings().hide_borders || data_.end_of_text >= 0, "train",
+          "train.hide_borders needs data that says which token ends a document");
   const std::vector<Checkpoint> checkpoints = folder_.checkpoints();
   if (options_.resume && !checkpoints.empty()) {
     const Checkpoint& last = checkpoints.back();
@@ -103,7 +107,7 @@ double Trainer::accumulate(int64_t step) {
   for (int64_t part = 0; part < parts; ++part) {
     const Batch batch = data_.train->next();
     loss += accumulate_gradients(model_, pool_, batch.tokens, batch.rows, batch.seq,
-                                 1.0 / static_cast<double>(parts), forward);
+                                 1.0 / static_cast<double>(parts), forward, hide_after());
   }
   return loss / static_cast<double>(parts);
 }
@@ -134,7 +138,7 @@ void Trainer::require_finite(int64_t step, double loss, double norm) const {
 
 void Trainer::validate_model(int64_t step, nlohmann::json* line) {
   const auto source = data_.valid();
-  last_valid_ = evaluate_loss(model_, pool_, *source, options_.valid_batches);
+  last_valid_ = evaluate_loss(model_, pool_, *source, options_.valid_batches, hide_after());
   (*line)["valid_loss"] = last_valid_;
   events_.note(fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", step, last_valid_,
                            std::exp(last_valid_)));
@@ -202,14 +206,20 @@ TrainResult Trainer::run() {
 
 }  // namespace
 
-double evaluate_loss(const Model& model, Pool& pool, BatchSource& source, int64_t batches) {
+double evaluate_loss(const Model& model, Pool& pool, BatchSource& source, int64_t batches,
+                     int32_t hide_after) {
   double sum = 0;
   for (int64_t i = 0; i < batches; ++i) {
     const Batch batch = source.next();
     const InputsAndLabels split = split_labels(batch.tokens, batch.rows, batch.seq);
     Run run(pool);
     const Shape shape = {batch.rows, batch.seq};
-    const Tensor h = model.hidden(run, run.from_host("tokens", shape, split.inputs));
+    ForwardOptions options;
+    if (hide_after >= 0) {
+      options.starts = run.from_host(
+          "starts", shape, document_starts(split.inputs, batch.rows, batch.seq, hide_after));
+    }
+    const Tensor h = model.hidden(run, run.from_host("tokens", shape, split.inputs), options);
     const Tensor labels = run.from_host("labels", shape, split.labels);
     sum += to_host(lm_loss(run, h, model.embedding_table(), labels).loss.view())[0];
   }

@@ -28,6 +28,7 @@ struct TrainOptions {
 // What the loop is given beside the model.
 struct TrainData {
   std::unique_ptr<BatchSource> train;
+  int32_t end_of_text = -1;  // what separates documents; -1: not known
   // A fresh source of held-out batches, the same every time; may be empty.
   std::function<std::unique_ptr<BatchSource>()> valid;
   // A piece of text from the model as it is now; may be empty.
@@ -61,7 +62,8 @@ struct TrainResult {
 TrainResult train(const ModelConfig& config, Device device, const TrainOptions& options,
                   TrainData data, const TrainEvents& events);
 
-// Mean loss over `batches` batches, without a tape.
-double evaluate_loss(const Model& model, Pool& pool, BatchSource& source, int64_t batches);
+// Mean loss over `batches` batches, without a tape. `hide_after` as in accumulate_gradients.
+double evaluate_loss(const Model& model, Pool& pool, BatchSource& source, int64_t batches,
+                     int32_t hide_after = -1);
 
 }  // namespace fwpkm

@@ -13,7 +13,7 @@ const Op kAttention = {
 };
 
 Tensor attention(Run& run, const Tensor& q, const Tensor& k, const Tensor& v,
-                 AttentionSettings settings) {
+                 AttentionSettings settings, const Tensor& starts) {
   const Shape &qs = q.shape(), &ks = k.shape();
   require(qs.rank == 4 && ks.rank == 4 && ks == v.shape() && qs[0] == ks[0] && qs[3] == ks[3],
           kAttention.name,
@@ -29,9 +29,12 @@ Tensor attention(Run& run, const Tensor& q, const Tensor& k, const Tensor& v,
           kAttention.name,
           "every query must see a key: {} queries from position {} on, {} keys, window {}", qs[1],
           settings.q_offset, ks[1], settings.window);
+  require(!starts || (starts.shape() == Shape({qs[0], qs[1]}) &&
+                      starts.view().dtype == DType::kI32 && starts.view().contiguous()),
+          kAttention.name, "starts must be int32 [{}, {}]", qs[0], qs[1]);
   Tensor o = run.make("attention.o", qs);
-  run.call(kAttention, {q, k, v}, {o}, {run.make_saved("attention.lse", {qs[0], qs[2], qs[1]})},
-           settings);
+  run.call(kAttention, {q, k, v, starts}, {o},
+           {run.make_saved("attention.lse", {qs[0], qs[2], qs[1]})}, settings);
   return o;
 }
 

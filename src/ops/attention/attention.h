@@ -17,8 +17,10 @@ struct AttentionSettings {
 //
 // Query i stands at key position p = i + q_offset and sees the keys j <= p, with a window W only
 // those with j > p - W. Query head h reads key head h / (Hq / Hkv). Every query must see a key.
+// `starts` [B, Tq] int32, if given, hides the keys before starts[b, i] <= p from query i: where its
+// document begins.
 Tensor attention(Run& run, const Tensor& q, const Tensor& k, const Tensor& v,
-                 AttentionSettings settings);
+                 AttentionSettings settings, const Tensor& starts = {});
 
 extern const Op kAttention;
 std::vector<struct Case> attention_cases();

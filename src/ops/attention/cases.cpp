@@ -84,6 +84,21 @@ Case perf_case(Sizes z) {
 
 }  // namespace
 
+// Documents packed into rows: their lengths repeat 1, 5, 2, 60, shifted from row to row.
+Case packed_case(int64_t batch, int64_t tokens, int64_t window) {
+  Case c;
+  c.name = fmt::format("documents,B={},T={},window={}", batch, tokens, window);
+  constexpr int64_t kHeads = 4, kKeyHeads = 2, kWidth = 12;
+  c.inputs = {{"q", {batch, tokens, kHeads, kWidth}},
+              {"k", {batch, tokens, kKeyHeads, kWidth}},
+              {"v", {batch, tokens, kKeyHeads, kWidth}}};
+  c.build = [=](Run& run, const std::vector<Tensor>& in) {
+    const Tensor starts = run.from_host("starts", {batch, tokens}, packed_starts(batch, tokens));
+    return std::vector<Tensor>{attention(run, in[0], in[1], in[2], {0, window, 0.4}, starts)};
+  };
+  return c;
+}
+
 std::vector<Case> attention_cases() {
   std::vector<Case> cases;
   const auto square = [&](int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads,
@@ -172,6 +187,10 @@ std::vector<Case> attention_cases() {
   step.keys = 4096;
   step.q_offset = 4095;
   cases.push_back(perf_case(step));
+  cases.push_back(packed_case(2, 4, 0));
+  cases.push_back(packed_case(1, 65, 0));
+  cases.push_back(packed_case(2, 300, 0));
+  cases.push_back(packed_case(2, 150, 20));
   return cases;
 }
 

@@ -43,7 +43,7 @@ static void forward(const OpArgs& args) {
       const int64_t keys = std::min(kTileKeys, end - key0);
       gemm(false, true, rows, keys, width, plan.scale, queries, width, k.at(b, key0, kv), k.token,
            0.0f, s, kTileKeys);
-      softmax_step(plan, query0, count, key0, keys, s, kTileKeys, row_max, row_sum,
+      softmax_step(plan, b, query0, count, key0, keys, s, kTileKeys, row_max, row_sum,
                    key0 == first ? nullptr : sums);
       gemm(false, false, rows, width, keys, 1.0f, s, kTileKeys, v.at(b, key0, kv), v.token,
            key0 == first ? 0.0f : 1.0f, sums, width);

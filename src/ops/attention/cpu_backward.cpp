@@ -16,7 +16,7 @@ namespace fwpkm {
 namespace HWY_NAMESPACE {
 
 // s: scores -> p = exp(s - lse); dp -> ds = p (dp - delta); rows as in softmax_step.
-HWY_INLINE void score_gradients(const AttentionPlan& plan, int64_t query0, int64_t count,
+HWY_INLINE void score_gradients(const AttentionPlan& plan, int64_t b, int64_t query0, int64_t count,
                                 int64_t key0, int64_t keys, const float* lse, const float* delta,
                                 float* s, float* dp) {
   const F32 d;
@@ -24,7 +24,7 @@ HWY_INLINE void score_gradients(const AttentionPlan& plan, int64_t query0, int64
   const int64_t end = round_to_lanes(d, keys);
   for (int64_t r = 0; r < count * plan.group; ++r) {
     const int64_t query = query0 + r / plan.group;
-    const int64_t low = std::clamp<int64_t>(plan.first_key(query) - key0, 0, keys);
+    const int64_t low = std::clamp<int64_t>(plan.first_visible(b, query) - key0, 0, keys);
     const int64_t high = std::clamp<int64_t>(plan.end_key(query) - key0, 0, keys);
     float* p = s + r * kTileKeys;
     float* ds = dp + r * kTileKeys;
@@ -131,7 +131,7 @@ static void backward(const OpArgs& args) {
              kTileKeys);
         gemm(false, true, rows, keys, width, 1.0f, grads, width, v.at(b, key0, kv), v.token, 0.0f,
              ds, kTileKeys);
-        score_gradients(plan, query0, count, key0, keys, lse, delta, s, ds);
+        score_gradients(plan, b, query0, count, key0, keys, lse, delta, s, ds);
         if (dv.data != nullptr) {
           gemm(true, false, keys, width, rows, 1.0f, s, kTileKeys, grads, width, 1.0f,
                dv_sums + (key0 - chunk_first) * width, width);

@@ -159,7 +159,7 @@ static void decode(const OpArgs& args) {
       const int64_t keys = std::min(kDecodeKeys, split_end - key0);
       scores(d, plan, queries, k.at(b, key0, kv), k.token, keys, split_end - key0,
              v.at(b, key0, kv), v.token, s);
-      softmax_step(plan, 0, plan.queries, key0, keys, s, kDecodeKeys, row_max, row_sum, sums);
+      softmax_step(plan, b, 0, plan.queries, key0, keys, s, kDecodeKeys, row_max, row_sum, sums);
       add_values(d, plan, s, v.at(b, key0, kv), v.token, keys, sums);
     }
   });

@@ -20,6 +20,7 @@ struct AttentionPlan {
   int64_t batch, queries, keys, heads, kv_heads, group, width;
   int64_t q_offset, window;
   float scale;
+  const int32_t* starts;  // [B, Tq] where each query's document begins, or null
 
   explicit AttentionPlan(const OpArgs& args) {
     const View &q = args.in[0], &k = args.in[1];
@@ -34,11 +35,17 @@ struct AttentionPlan {
     q_offset = settings.q_offset;
     window = settings.window;
     scale = static_cast<float>(settings.scale);
+    starts = args.in[3].ptr<int32_t>();
   }
 
-  // Keys that a query sees: first_key..end_key-1. Both grow with the query.
+  // Keys that a query can see: first_key..end_key-1. Both grow with the query.
   int64_t first_key(int64_t query) const {
     return window > 0 ? std::max<int64_t>(0, query + q_offset - window + 1) : 0;
+  }
+  // The first key that a query of row b does see: not before its document.
+  int64_t first_visible(int64_t b, int64_t query) const {
+    const int64_t first = first_key(query);
+    return starts == nullptr ? first : std::max<int64_t>(first, starts[b * queries + query]);
   }
   int64_t end_key(int64_t query) const { return std::min(keys, query + q_offset + 1); }
 

@@ -19,8 +19,11 @@ void for_each_query(const OpArgs& args, Fn&& fn) {
   for (int64_t b = 0; b < q.dim(0); ++b) {
     for (int64_t i = 0; i < q.dim(1); ++i) {
       const int64_t position = i + settings.q_offset;
-      const int64_t first =
+      int64_t first =
           settings.window > 0 ? std::max<int64_t>(0, position - settings.window + 1) : 0;
+      if (const int32_t* starts = args.in[3].ptr<int32_t>(); starts != nullptr) {
+        first = std::max<int64_t>(first, starts[b * q.dim(1) + i]);
+      }
       const int64_t end = std::min(k.dim(1), position + 1);
       for (int64_t h = 0; h < q.dim(2); ++h) {
         fn(b, i, h, h / (q.dim(2) / k.dim(2)), first, end);

@@ -49,15 +49,15 @@ HWY_INLINE void pack_rows(const AttentionPlan& plan, const HeadsView& from, int6
 // One step of the running softmax over a tile of scores s [count * group, tile], columns
 // key0..key0+keys-1: scores become exp(s - max), `max` and `sum` go on, and the rows of o seen so
 // far are scaled to the new maximum (`o` null: there are none yet).
-HWY_INLINE void softmax_step(const AttentionPlan& plan, int64_t query0, int64_t count, int64_t key0,
-                             int64_t keys, float* s, int64_t tile, float* max, float* sum,
-                             float* o) {
+HWY_INLINE void softmax_step(const AttentionPlan& plan, int64_t b, int64_t query0, int64_t count,
+                             int64_t key0, int64_t keys, float* s, int64_t tile, float* max,
+                             float* sum, float* o) {
   const F32 d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t end = round_to_lanes(d, keys);
   for (int64_t r = 0; r < count * plan.group; ++r) {
     const int64_t query = query0 + r / plan.group;
-    const int64_t low = std::clamp<int64_t>(plan.first_key(query) - key0, 0, keys);
+    const int64_t low = std::clamp<int64_t>(plan.first_visible(b, query) - key0, 0, keys);
     const int64_t high = std::clamp<int64_t>(plan.end_key(query) - key0, 0, keys);
     float* row = s + r * tile;
     if (low >= high) {

@@ -19,6 +19,13 @@ std::vector<Case> delta_gates_cases() {
   add(1, 1, 1);
   add(65, 2, 4);
   add(33, 3, 3);
+  Case& packed = add(70, 2, 4);
+  packed.name = "documents,T=70,Hk=2,Hv=4";
+  packed.build = [](Run& run, const std::vector<Tensor>& in) {
+    const Tensor starts = run.from_host("starts", {2, 70}, packed_starts(2, 70));
+    const DeltaGates gates = delta_gates(run, in[0], in[1], in[2], 2, starts);
+    return std::vector<Tensor>{gates.g, gates.beta};
+  };
   Case& perf = add(1024, 8, 8);
   perf.name = "perf:T=2x1024,H=8";
   perf.perf = true;

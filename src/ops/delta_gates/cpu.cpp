@@ -9,17 +9,8 @@
 namespace fwpkm {
 
 void delta_gates_forward_cpu(const OpArgs& args) {
-  const int64_t heads = args.in[1].dim(0);
   parallel_ranges(args.in[0].rows(), kRowGroup, [&](int64_t begin, int64_t end) {
-    const auto rows = [&](const View& v, int64_t width) {
-      return View(v.name, v.ptr<float>() + begin * width, v.dtype, v.device, {end - begin, width});
-    };
-    const View in[] = {rows(args.in[0], 2 * heads), args.in[1], args.in[2]};
-    const View out[] = {rows(args.out[0], heads), rows(args.out[1], heads)};
-    OpArgs part = args;
-    part.in = in;
-    part.out = out;
-    delta_gates_forward_reference<float>(part);
+    delta_gates_forward_rows<float>(args, begin, end);
   });
 }
 

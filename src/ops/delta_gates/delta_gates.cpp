@@ -15,14 +15,18 @@ const Op kDeltaGates = {
 };
 
 DeltaGates delta_gates(Run& run, const Tensor& ba, const Tensor& a_log, const Tensor& dt_bias,
-                       int64_t key_heads) {
+                       int64_t key_heads, const Tensor& starts) {
   const int64_t heads = a_log.dim(0);
   require(ba.dim(-1) == 2 * heads && dt_bias.shape() == a_log.shape() && heads % key_heads == 0,
           kDeltaGates.name, "ba {}, A_log {} and {} key heads do not fit", ba.shape().str(),
           a_log.shape().str(), key_heads);
+  require(!starts || (starts.shape() == Shape({ba.dim(0), ba.dim(1)}) &&
+                      starts.view().dtype == DType::kI32),
+          kDeltaGates.name, "starts must be int32 [{}, {}]", ba.dim(0), ba.dim(1));
   const Shape shape = {ba.dim(0), ba.dim(1), heads};
   DeltaGates gates = {run.make("delta_gates.g", shape), run.make("delta_gates.beta", shape)};
-  run.call(kDeltaGates, {ba, a_log, dt_bias}, {gates.g, gates.beta}, {}, key_heads);
+  run.call(kDeltaGates, {ba, a_log, dt_bias, starts}, {gates.g, gates.beta}, {},
+           DeltaGatesSettings{key_heads, ba.dim(1)});
   return gates;
 }
 

@@ -24,27 +24,42 @@ inline int64_t delta_gate_place(int64_t h, int64_t group) {
   return h / group * 2 * group + h % group;
 }
 
-// in: ba, a_log, dt_bias. out: g, beta. Attribute: key heads.
+// True where a document begins within the sequence: nothing of what came before may stay.
+inline bool begins_document(const OpArgs& args, int64_t row, int64_t time) {
+  const int32_t* starts = args.in[3].ptr<int32_t>();
+  return starts != nullptr && row % time > 0 && starts[row] == row % time;
+}
+
+// in: ba, a_log, dt_bias, starts. out: g, beta.
 template <typename T>
-void delta_gates_forward_reference(const OpArgs& args) {
-  const int64_t heads = args.in[1].dim(0), group = heads / args.attr<int64_t>();
+void delta_gates_forward_rows(const OpArgs& args, int64_t begin, int64_t end) {
+  const int64_t heads = args.in[1].dim(0),
+                group = heads / args.attr<DeltaGatesSettings>().key_heads;
   const T* a_log = args.in[1].ptr<T>();
   const T* dt_bias = args.in[2].ptr<T>();
-  for (int64_t row = 0; row < args.in[0].rows(); ++row) {
+  for (int64_t row = begin; row < end; ++row) {
     const T* ba = args.in[0].ptr<T>() + row * 2 * heads;
     for (int64_t h = 0; h < heads; ++h) {
       const T b = ba[delta_gate_place(h, group)], a = ba[delta_gate_place(h, group) + group];
-      args.out[0].ptr<T>()[row * heads + h] = -std::exp(a_log[h]) * softplus(a + dt_bias[h]);
+      const T g = -std::exp(a_log[h]) * softplus(a + dt_bias[h]);
+      args.out[0].ptr<T>()[row * heads + h] =
+          begins_document(args, row, args.attr<DeltaGatesSettings>().time) ? T(kForgetAll) : g;
       args.out[1].ptr<T>()[row * heads + h] = sigmoid_of(b);
     }
   }
+}
+
+template <typename T>
+void delta_gates_forward_reference(const OpArgs& args) {
+  delta_gates_forward_rows<T>(args, 0, args.in[0].rows());
 }
 
 // The part of backward that belongs to rows begin..end: writes dba, adds to the sums given.
 template <typename T>
 void delta_gates_backward_rows(const OpArgs& args, int64_t begin, int64_t end, T* da_log,
                                T* ddt_bias) {
-  const int64_t heads = args.in[1].dim(0), group = heads / args.attr<int64_t>();
+  const int64_t heads = args.in[1].dim(0),
+                group = heads / args.attr<DeltaGatesSettings>().key_heads;
   const T* a_log = args.in[1].ptr<T>();
   const T* dt_bias = args.in[2].ptr<T>();
   for (int64_t row = begin; row < end; ++row) {
@@ -52,7 +67,8 @@ void delta_gates_backward_rows(const OpArgs& args, int64_t begin, int64_t end, T
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t place = delta_gate_place(h, group);
       const T beta = args.out[1].ptr<T>()[row * heads + h];
-      const T dg = args.dout[0] ? args.dout[0].ptr<T>()[row * heads + h] : T(0);
+      const bool begins = begins_document(args, row, args.attr<DeltaGatesSettings>().time);
+      const T dg = args.dout[0] && !begins ? args.dout[0].ptr<T>()[row * heads + h] : T(0);
       const T dbeta = args.dout[1] ? args.dout[1].ptr<T>()[row * heads + h] : T(0);
       const T da = -dg * std::exp(a_log[h]) * sigmoid_of(ba[place + group] + dt_bias[h]);
       const T db = dbeta * beta * (T(1) - beta);

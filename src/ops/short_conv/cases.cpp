@@ -39,6 +39,19 @@ std::vector<Case> short_conv_cases() {
       conv_case(3, 63, 2, 16, 16, 4, true), conv_case(1, 130, 1, 17, 33, 3, true),
       conv_case(1, 10, 2, 4, 4, 1, false),
   };
+  for (const int64_t taps : {4, 3}) {
+    Case packed = conv_case(2, 70, 2, 8, 12, taps, false);
+    packed.name = fmt::format("documents,T=70,K={}", taps);
+    packed.build = [](Run& run, const std::vector<Tensor>& in) {
+      const auto part = [&](int64_t begin, int64_t end) {
+        return in[0].part(in[0].view().slice(-1, begin, end));
+      };
+      const Tensor starts = run.from_host("starts", {2, 70}, packed_starts(2, 70));
+      return std::vector<Tensor>{
+          short_conv(run, part(0, 8), part(8, 16), part(16, 28), in[1], {}, starts)};
+    };
+    cases.push_back(packed);
+  }
   Case perf = conv_case(1, 2048, 8, 64, 64, 4, false);
   perf.name = "perf:T=2048,H=8,dk=dv=64";
   perf.perf = true;

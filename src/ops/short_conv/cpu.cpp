@@ -56,13 +56,23 @@ HWY_INLINE const float* input_at(const View& x, const float* tail, const Segment
   return tail == nullptr ? nullptr : tail + (b * (taps - 1) + t + taps - 1) * channels + s.channel;
 }
 
-// The inputs that reach one token: x[j] is the row of tap j, null for zero.
+// The inputs that reach one token: x[j] is the row of tap j, null for zero. `starts` is the row of
+// the batch, or null.
 template <int kTaps>
-HWY_INLINE void gather_taps(const View& x, const float* tail, const Segment& s, int64_t b,
-                            int64_t t, int64_t channels, int64_t taps, const float** rows) {
+HWY_INLINE void gather_taps(const View& x, const float* tail, const int32_t* starts,
+                            const Segment& s, int64_t b, int64_t t, int64_t channels, int64_t taps,
+                            const float** rows) {
   for (int64_t j = 0; j < (kTaps > 0 ? kTaps : taps); ++j) {
-    rows[j] = input_at(x, tail, s, b, t - (taps - 1) + j, taps, channels);
+    const int64_t from = t - (taps - 1) + j;
+    rows[j] = starts != nullptr && from < starts[t] ? nullptr
+                                                    : input_at(x, tail, s, b, from, taps, channels);
   }
+}
+
+// Where the documents of a row's tokens begin, or null.
+HWY_INLINE const int32_t* starts_of(const OpArgs& args, int64_t b) {
+  const int32_t* starts = args.in[4].ptr<int32_t>();
+  return starts == nullptr ? nullptr : starts + b * args.out[0].dim(1);
 }
 
 // The sum before SiLU of `n` channels from i on; w points at the segment's first channel.
@@ -101,7 +111,8 @@ void forward_taps(const OpArgs& args) {
         const Segment s = segment(args.in, index);
         for (int64_t t = begin; t < end; ++t) {
           float* out = y.ptr<float>() + (b * time + t) * channels + s.channel;
-          gather_taps<kTaps>(args.in[s.part], tail, s, b, t, channels, taps, rows);
+          gather_taps<kTaps>(args.in[s.part], tail, starts_of(args, b), s, b, t, channels, taps,
+                             rows);
           for_vectors(d, s.width, [&](int64_t i, size_t n) {
             const V32 a = weighted_sum<kTaps>(d, rows, w + s.channel, channels, taps, i, n);
             store_part(d, hn::Mul(a, sigmoid(d, a)), out + i, n);
@@ -155,7 +166,8 @@ void backward_taps(const OpArgs& args) {
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t t = 0; t < time; ++t) {
         const float* grad = dy + (b * time + t) * channels + s.channel;
-        gather_taps<kTaps>(args.in[s.part], tail, s, b, t, channels, taps, rows);
+        gather_taps<kTaps>(args.in[s.part], tail, starts_of(args, b), s, b, t, channels, taps,
+                           rows);
         for_vectors(d, s.width, [&](int64_t i, size_t n) {
           const V32 a = weighted_sum<kTaps>(d, rows, w + s.channel, channels, taps, i, n);
           const V32 sig = sigmoid(d, a);
@@ -171,11 +183,16 @@ void backward_taps(const OpArgs& args) {
           }
         });
       }
+      const int32_t* starts = starts_of(args, b);
       for (int64_t t = 0; t < time && dx; ++t) {
         float* to = row(dx, s, b, t);
         for_vectors(d, s.width, [&](int64_t i, size_t n) {
           V32 sum = hn::Zero(d);
           for (int64_t j = 0; j < (kTaps > 0 ? kTaps : taps); ++j) {
+            const int64_t later = t + taps - 1 - j;  // the token that this tap carries to
+            if (starts != nullptr && later < time && t < starts[later]) {
+              continue;
+            }
             sum = hn::MulAdd(load_part(d, w + j * channels + s.channel + i, n),
                              load_part(d, da + (t + taps - 1 - j) * s.width + i, n), sum);
           }

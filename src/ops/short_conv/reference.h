@@ -21,7 +21,13 @@ T* conv_channel(std::span<const View> qkv, int64_t b, int64_t t, int64_t c) {
   return x.ptr<T>() + b * x.stride(0) + t * x.stride(1) + c / x.dim(3) * x.stride(2) + c % x.dim(3);
 }
 
-// in: q, k, v, w. out: y. saved: the tail as it was, where one was given. state: tail.
+// True if the input at time `from` counts for the token at time t.
+inline bool conv_sees(const OpArgs& args, int64_t b, int64_t t, int64_t from) {
+  const int32_t* starts = args.in[4].ptr<int32_t>();
+  return starts == nullptr || from >= starts[b * args.out[0].dim(1) + t];
+}
+
+// in: q, k, v, w, starts. out: y. saved: the tail as it was, where one was given. state: tail.
 template <typename T>
 void short_conv_forward_reference(const OpArgs& args) {
   const View& y = args.out[0];
@@ -43,7 +49,7 @@ void short_conv_forward_reference(const OpArgs& args) {
       for (int64_t t = 0; t < time; ++t) {
         T a = 0;
         for (int64_t j = 0; j < taps; ++j) {
-          a += w[c * taps + j] * x[t + j];
+          a += conv_sees(args, b, t, t + j - (taps - 1)) ? w[c * taps + j] * x[t + j] : T(0);
         }
         y.ptr<T>()[(b * time + t) * channels + c] = a / (T(1) + std::exp(-a));
       }
@@ -79,12 +85,15 @@ void short_conv_backward_reference(const OpArgs& args) {
       for (int64_t t = 0; t < time; ++t) {
         T a = 0;
         for (int64_t j = 0; j < taps; ++j) {
-          a += w[c * taps + j] * x[t + j];
+          a += conv_sees(args, b, t, t + j - (taps - 1)) ? w[c * taps + j] * x[t + j] : T(0);
         }
         const T s = T(1) / (T(1) + std::exp(-a));
         const T da =
             args.dout[0].ptr<T>()[(b * time + t) * channels + c] * s * (T(1) + a * (T(1) - s));
         for (int64_t j = 0; j < taps; ++j) {
+          if (!conv_sees(args, b, t, t + j - (taps - 1))) {
+            continue;
+          }
           dx[t + j] += w[c * taps + j] * da;
           if (dw != nullptr) {
             dw[c * taps + j] += da * x[t + j];

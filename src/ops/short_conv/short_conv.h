@@ -10,9 +10,10 @@ namespace fwpkm {
 // q, k [B,T,H,dk], v [B,T,H,dv] (strided, last stride 1), w [C,1,K] with C = H (2 dk + dv)
 // -> y [B,T,C], channels in the order: q of all heads, k of all heads, v of all heads.
 // tail [B,K-1,C], if given, holds the last K-1 inputs, oldest first; read, then moved on. Without
-// it the past is zero. No gradient flows into the tail.
+// it the past is zero. No gradient flows into the tail. starts [B,T] int32, if given: where each
+// token's document begins; inputs before it count as zero.
 Tensor short_conv(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& w,
-                  const Tensor& tail = {});
+                  const Tensor& tail = {}, const Tensor& starts = {});
 
 inline constexpr int64_t kMaxTaps = 64;  // the largest K
 
