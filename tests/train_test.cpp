@@ -110,6 +110,10 @@ TEST_F(TrainRun, WritesMetricsAndLearns) {
     }
     EXPECT_EQ(lines[i].contains("valid_loss"), (i + 1) % 5 == 0);
   }
+  const ProcessResult again = run_program(joined(arguments(out("a"), 30, 10)));
+  EXPECT_EQ(again.status, 0);
+  EXPECT_NE(again.out.find("complete already, at step 30"), std::string::npos) << again.out;
+  EXPECT_EQ(metrics(out("a")), lines);
   EXPECT_LT(lines.back()["loss"].get<double>(), lines.front()["loss"].get<double>() - 0.5);
   EXPECT_TRUE(fs::exists(fs::path(out("a")) / "best" / "model.safetensors"));
 }
@@ -158,6 +162,19 @@ TEST_F(TrainRun, KilledAndResumedEqualsUninterrupted) {
   ASSERT_EQ(last.status, 0) << last.err;
   expect_equal_runs(out("whole"), out("killed"), steps);
   std::printf("%d kills, %d of them in the write of a checkpoint\n", done, in_write);
+}
+
+// Two micro batches of two rows are one batch of four.
+TEST_F(TrainRun, GradientsAccumulate) {
+  ASSERT_EQ(run_program(joined(arguments(out("two"), 5, 5)) + " --batch 4 --micro-batch 2").status,
+            0);
+  ASSERT_EQ(run_program(joined(arguments(out("one"), 5, 5)) + " --batch 4 --micro-batch 4").status,
+            0);
+  const auto two = metrics(out("two")), one = metrics(out("one"));
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(two[i]["loss"].get<double>(), one[i]["loss"].get<double>(), 1e-4);
+    EXPECT_NEAR(two[i]["grad_norm"].get<double>(), one[i]["grad_norm"].get<double>(), 1e-2);
+  }
 }
 
 TEST_F(TrainRun, HidingBordersChangesTheLoss) {

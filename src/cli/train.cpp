@@ -150,17 +150,25 @@ int run(const Arguments& a, const Common& common) {
   events.stop = [] { return interrupted.load(); };
   const TrainResult result = train(config, device, options, std::move(training), events);
   bar.finish();
-  say(common, fmt::format("{} at step {}, loss {:.4f}, {:.0f} tokens/s; the model is in {}\n",
-                          result.stopped ? "stopped and saved" : "done", result.step, result.loss,
-                          result.tokens_per_second, a.out));
+  if (std::isnan(result.loss)) {
+    say(common,
+        fmt::format("the run in {} was complete already, at step {}; --steps asks for more\n",
+                    a.out, result.step));
+  } else {
+    say(common, fmt::format("{} at step {}, loss {:.4f}, {:.0f} tokens/s; the model is in {}\n",
+                            result.stopped ? "stopped and saved" : "done", result.step, result.loss,
+                            result.tokens_per_second, a.out));
+  }
+  const auto number = [](double x) {
+    return std::isnan(x) ? nlohmann::json(nullptr) : nlohmann::json(x);
+  };
   emit(common, {{"name", config.name},
                 {"step", result.step},
                 {"steps", t.steps},
                 {"stopped", result.stopped},
                 {"resumed", result.resumed},
-                {"loss", result.loss},
-                {"valid_loss", std::isnan(result.valid_loss) ? nlohmann::json(nullptr)
-                                                             : nlohmann::json(result.valid_loss)},
+                {"loss", number(result.loss)},
+                {"valid_loss", number(result.valid_loss)},
                 {"seconds", result.seconds},
                 {"tokens_per_second", result.tokens_per_second}});
   return result.stopped ? 130 : 0;

@@ -153,6 +153,7 @@ TrainResult Trainer::run() {
   const TrainConfig& t = settings();
   TrainResult result;
   result.resumed = resumed_;
+  result.loss = std::numeric_limits<double>::quiet_NaN();
   const double begin = now();
   int64_t tokens = 0;
   bool saved = done_ > 0;

@@ -43,8 +43,8 @@ struct TrainEvents {
 };
 
 struct TrainResult {
-  int64_t step = 0;  // the last one done
-  double loss = 0;
+  int64_t step = 0;       // the last one done
+  double loss = 0;        // of the last step; NaN if the run was complete already
   double valid_loss = 0;  // NaN if there was no validation
   bool stopped = false;   // by request, before the last step
   bool resumed = false;
