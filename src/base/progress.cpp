@@ -4,17 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 
+#include "base/timer.h"
+
 namespace fwpkm {
 namespace {
-
-double now() {
-  using Clock = std::chrono::steady_clock;
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
 
 constexpr int kBarWidth = 24;
 constexpr double kTerminalInterval = 0.1, kPlainInterval = 10.0;
@@ -30,14 +26,14 @@ std::string human_duration(double seconds) {
 }
 
 Progress::Progress(std::string title)
-    : title_(std::move(title)), start_(now()), terminal_(isatty(STDERR_FILENO) != 0) {}
+    : title_(std::move(title)), start_(now_seconds()), terminal_(isatty(STDERR_FILENO) != 0) {}
 
 Progress::~Progress() {
   finish();
 }
 
 void Progress::update(double done, const std::string& note) {
-  const double time = now();
+  const double time = now_seconds();
   if (time - last_draw_ < (terminal_ ? kTerminalInterval : kPlainInterval)) {
     return;
   }

@@ -5,8 +5,8 @@
 
 #include "base/parallel.h"
 #include "base/random.h"
+#include "base/timer.h"
 #include "bench/products.h"
-#include "bench/timer.h"
 #include "model/cost.h"
 #include "model/model.h"
 #include "train/step.h"

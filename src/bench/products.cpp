@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "base/random.h"
-#include "bench/timer.h"
+#include "base/timer.h"
 #include "model/parameters.h"
 #include "ops/common/gemm.h"
 

@@ -1,12 +1,13 @@
 #include "check/check.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
 
 #include "base/random.h"
+#include "base/timer.h"
+#include "check/compare.h"
 #include "tensor/tape.h"
 
 namespace fwpkm {
@@ -223,23 +224,6 @@ Outcome run_all(const Case& c, const std::vector<Values>& inputs, Device device,
   return outcome;
 }
 
-// max |a - b| / max |b|; NaN anywhere counts as infinite.
-double relative_error(const Values& a, const Values& b) {
-  double worst = 0, largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = std::fabs(a[i] - b[i]);
-    if (std::isnan(difference)) {
-      if (std::isnan(a[i]) || std::isnan(b[i]) || a[i] != b[i]) {
-        return std::numeric_limits<double>::infinity();
-      }
-      continue;
-    }
-    worst = std::max(worst, difference);
-    largest = std::max(largest, std::fabs(b[i]));
-  }
-  return largest == 0 ? worst : worst / largest;
-}
-
 template <typename Fn>
 std::vector<CheckResult> over_cases(const CheckOptions& options, const std::string& kind, Fn&& fn) {
   std::vector<CheckResult> results;
@@ -348,16 +332,6 @@ void difference_quotients(const Case& c, uint64_t seed, CheckResult* result) {
   result->ok = result->error <= result->limit;
 }
 
-double now_ms() {
-  using Clock = std::chrono::steady_clock;
-  return std::chrono::duration<double, std::milli>(Clock::now().time_since_epoch()).count();
-}
-
-double median(Values times) {
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
-}
-
 }  // namespace
 
 std::vector<CheckResult> check_values(const CheckOptions& options) {
@@ -401,19 +375,19 @@ std::vector<CheckResult> check_speed(const CheckOptions& options) {
     Bench bench(c, inputs, options.device, false, true);
     Values forward, backward;
     for (int i = 0; i < 9; ++i) {
-      const double start = now_ms();
+      const double start = now_seconds();
       bench.forward(true);
-      const double forward_end = now_ms();
+      const double forward_end = now_seconds();
       bench.prepare_backward(options.seed);
-      const double backward_start = now_ms();
+      const double backward_start = now_seconds();
       bench.replay();
       if (i >= 2) {
         forward.push_back(forward_end - start);
-        backward.push_back(now_ms() - backward_start);
+        backward.push_back(now_seconds() - backward_start);
       }
     }
-    result->forward_ms = median(forward);
-    result->backward_ms = median(backward);
+    result->forward_ms = 1e3 * median(forward);
+    result->backward_ms = 1e3 * median(backward);
     result->gflops = c.flops / result->forward_ms / 1e6;
     result->gbps = c.bytes / result->forward_ms / 1e6;
     return true;

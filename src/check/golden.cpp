@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/json_fields.h"
+#include "check/compare.h"
 #include "model/checkpoint.h"
 #include "ops/lm_loss/lm_loss.h"
 #include "tensor/safetensors.h"
@@ -55,20 +56,6 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
     tape.backward(pool, loss, run.from_host("seed", {1}, one));
   }
   return outputs;
-}
-
-// max|a-b| / max|b|, or max|a-b| where b is all zero; not a number counts as infinite.
-double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
-  double worst = 0, largest = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    const double difference = std::fabs(a[i] - b[i]);
-    if (!std::isfinite(difference)) {
-      return std::numeric_limits<double>::infinity();
-    }
-    worst = std::max(worst, difference);
-    largest = std::max(largest, std::fabs(b[i]));
-  }
-  return largest == 0 ? worst : worst / largest;
 }
 
 class Comparison {

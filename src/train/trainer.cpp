@@ -1,21 +1,16 @@
 #include "train/trainer.h"
 
-#include <chrono>
 #include <cmath>
 #include <limits>
 
 #include "base/random.h"
+#include "base/timer.h"
 #include "ops/lm_loss/lm_loss.h"
 #include "train/schedule.h"
 #include "train/step.h"
 
 namespace fwpkm {
 namespace {
-
-double now() {
-  using Clock = std::chrono::steady_clock;
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
 
 // Streams of the run's random numbers; each is indexed by the step.
 enum RandomStream : uint64_t { kPswaStream = 1 };
@@ -154,12 +149,12 @@ TrainResult Trainer::run() {
   TrainResult result;
   result.resumed = resumed_;
   result.loss = std::numeric_limits<double>::quiet_NaN();
-  const double begin = now();
+  const double begin = now_seconds();
   int64_t tokens = 0;
   bool saved = done_ > 0;
   while (done_ < t.steps && !result.stopped) {
     const int64_t step = done_ + 1;
-    const double step_begin = now();
+    const double step_begin = now_seconds();
     const double loss = accumulate(step);
     const double norm = optimizer_.gradient_norm();
     require_finite(step, loss, norm);
@@ -173,7 +168,7 @@ TrainResult Trainer::run() {
     done_ = step;
     saved = false;
     tokens += t.batch * t.seq;
-    const double speed = static_cast<double>(t.batch * t.seq) / (now() - step_begin);
+    const double speed = static_cast<double>(t.batch * t.seq) / (now_seconds() - step_begin);
     nlohmann::json line = {{"step", step},
                            {"loss", loss},
                            {"lr", adam.lr},
@@ -200,7 +195,7 @@ TrainResult Trainer::run() {
   }
   result.step = done_;
   result.valid_loss = last_valid_;
-  result.seconds = now() - begin;
+  result.seconds = now_seconds() - begin;
   result.tokens_per_second = result.seconds > 0 ? static_cast<double>(tokens) / result.seconds : 0;
   return result;
 }

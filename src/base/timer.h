@@ -1,3 +1,4 @@
+// Time, and the middle of several times.
 #pragma once
 
 #include <algorithm>
