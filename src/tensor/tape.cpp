@@ -74,6 +74,10 @@ void Tape::backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds
     dout.clear();
     bool arrived = false;
     for (const Tensor& t : call.out) {
+      if (!t) {
+        dout.emplace_back();
+        continue;
+      }
       const Node& node = *t.node();
       // A node with parts has its gradient in place as soon as one of them has.
       const bool here = node.grad_written || (node.grad && node.parts_elements > 0);
@@ -147,7 +151,7 @@ void Tape::backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds
       }
     }
     for (const Tensor& t : call.out) {
-      if (!kept(t.node())) {
+      if (t && !kept(t.node())) {
         drop_grad(*t.node());
       }
     }

@@ -178,7 +178,9 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
     }
   }
   for (Tensor& t : out) {
-    t.node()->wants_grad = true;
+    if (t) {
+      t.node()->wants_grad = true;
+    }
   }
   tape_->record({&op, std::move(in), std::move(out), std::move(saved), attributes});
 }

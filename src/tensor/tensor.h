@@ -82,7 +82,7 @@ class Run {
   Tensor from_host(const char* name, const Shape& shape, std::span<const double> values);
   Tensor from_host(const char* name, const Shape& shape, std::span<const int32_t> values);
 
-  // Runs `op` forward and records the call. Saved tensors may be empty handles.
+  // Runs `op` forward and records the call. Outputs and saved tensors may be empty handles.
   void call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
             std::vector<Tensor> saved = {}, Attributes attributes = {},
             std::vector<Tensor> state = {});
