@@ -9,18 +9,21 @@
 
 #include <hwy/cache_control.h>
 
+#include <type_traits>
+
 #include "ops/common/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fwpkm {
 namespace HWY_NAMESPACE {
 
-// out[0..width) = or += the sum over r of weights[r] * row(r)[0..width), in the order of r. Four
+// out[0..width) = or += the sum over r of weight(r) * row(r)[0..width), in the order of r. Four
 // rows are read at a time while the next four are being fetched; `row` maps 0..count-1 to a
-// pointer.
-template <typename RowOf>
-HWY_INLINE void sum_rows(F32 d, const RowOf& row, const float* weights, int64_t count,
-                         int64_t width, float* out, bool add) {
+// pointer, `weight` to a number.
+template <typename RowOf, typename WeightOf>
+requires(!std::is_pointer_v<WeightOf>) HWY_INLINE
+    void sum_rows(F32 d, const RowOf& row, const WeightOf& weight, int64_t count, int64_t width,
+                  float* out, bool add) {
   if (count == 0 && !add) {
     std::memset(out, 0, static_cast<size_t>(width) * sizeof(float));
   }
@@ -30,8 +33,8 @@ HWY_INLINE void sum_rows(F32 d, const RowOf& row, const float* weights, int64_t 
     const int64_t last = count - 1;
     const float *a_next = row(HWY_MIN(r + 4, last)), *b_next = row(HWY_MIN(r + 5, last));
     const float *c_next = row(HWY_MIN(r + 6, last)), *e_next = row(HWY_MIN(r + 7, last));
-    const V32 wa = hn::Set(d, weights[r]), wb = hn::Set(d, weights[r + 1]);
-    const V32 wc = hn::Set(d, weights[r + 2]), we = hn::Set(d, weights[r + 3]);
+    const V32 wa = hn::Set(d, weight(r)), wb = hn::Set(d, weight(r + 1));
+    const V32 wc = hn::Set(d, weight(r + 2)), we = hn::Set(d, weight(r + 3));
     const bool fresh = r == 0 && !add;
     for_vectors(d, width, [&](int64_t i, size_t n) {
       hwy::Prefetch(a_next + i);
@@ -48,13 +51,20 @@ HWY_INLINE void sum_rows(F32 d, const RowOf& row, const float* weights, int64_t 
   }
   for (; r < count; ++r) {
     const float* a = row(r);
-    const V32 wa = hn::Set(d, weights[r]);
+    const V32 wa = hn::Set(d, weight(r));
     const bool fresh = r == 0 && !add;
     for_vectors(d, width, [&](int64_t i, size_t n) {
       const V32 sum = fresh ? hn::Zero(d) : load_part(d, out + i, n);
       store_part(d, hn::MulAdd(wa, load_part(d, a + i, n), sum), out + i, n);
     });
   }
+}
+
+template <typename RowOf>
+HWY_INLINE void sum_rows(F32 d, const RowOf& row, const float* weights, int64_t count,
+                         int64_t width, float* out, bool add) {
+  sum_rows(
+      d, row, [&](int64_t r) { return weights[r]; }, count, width, out, add);
 }
 
 // Returns <a, b>; if `out` is given, also out += weight * b.
