@@ -13,6 +13,7 @@
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/short_conv/short_conv.h"
 #include "ops/swiglu/swiglu.h"
+#include "ops/z_score/z_score.h"
 
 namespace fwpkm {
 
@@ -46,6 +47,7 @@ std::span<const OpInfo> all_ops() {
       {&kDeltaRule, &delta_rule_cases},
       {&kNormGate, &norm_gate_cases},
       {&kPkmRead, &pkm_read_cases},
+      {&kZScore, &z_score_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;
