@@ -7,6 +7,7 @@
 #include "ops/gate/gate.h"
 #include "ops/linear/linear.h"
 #include "ops/lm_loss/lm_loss.h"
+#include "ops/memory_gate/memory_gate.h"
 #include "ops/norm_gate/norm_gate.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/pkm_read/pkm_read.h"
@@ -48,6 +49,7 @@ std::span<const OpInfo> all_ops() {
       {&kNormGate, &norm_gate_cases},
       {&kPkmRead, &pkm_read_cases},
       {&kZScore, &z_score_cases},
+      {&kMemoryGate, &memory_gate_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;
