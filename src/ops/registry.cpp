@@ -1,6 +1,7 @@
 #include "ops/registry.h"
 
 #include "ops/attention/attention.h"
+#include "ops/blend/blend.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embedding/embedding.h"
@@ -50,6 +51,7 @@ std::span<const OpInfo> all_ops() {
       {&kPkmRead, &pkm_read_cases},
       {&kZScore, &z_score_cases},
       {&kMemoryGate, &memory_gate_cases},
+      {&kBlend, &blend_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;
