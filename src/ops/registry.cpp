@@ -1,6 +1,7 @@
 #include "ops/registry.h"
 
 #include "ops/attention/attention.h"
+#include "ops/blend/blend.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embedding/embedding.h"
@@ -8,12 +9,14 @@
 #include "ops/gate/gate.h"
 #include "ops/linear/linear.h"
 #include "ops/lm_loss/lm_loss.h"
+#include "ops/memory_gate/memory_gate.h"
 #include "ops/norm_gate/norm_gate.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/pkm_read/pkm_read.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/short_conv/short_conv.h"
 #include "ops/swiglu/swiglu.h"
+#include "ops/z_score/z_score.h"
 
 namespace fwpkm {
 
@@ -48,6 +51,9 @@ std::span<const OpInfo> all_ops() {
       {&kNormGate, &norm_gate_cases},
       {&kPkmRead, &pkm_read_cases},
       {&kFwpkm, &fwpkm_cases},
+      {&kZScore, &z_score_cases},
+      {&kMemoryGate, &memory_gate_cases},
+      {&kBlend, &blend_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;

@@ -1,0 +1,168 @@
+// What the cases of z_score, memory_gate and blend cannot draw: equal features, rows far from zero,
+// saturated gates, gradients that are dropped after the call, wrong shapes.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/blend/blend.h"
+#include "ops/memory_gate/memory_gate.h"
+#include "ops/z_score/z_score.h"
+#include "tensor/tape.h"
+
+namespace fwpkm {
+namespace {
+
+using Values = std::vector<double>;
+
+const Device kDevices[] = {Device::reference(), Device::plain(), Device::cpu()};
+
+double tolerance(Device device) {
+  return device.real == DType::kF64 ? 1e-12 : 2e-6;
+}
+
+// Output and input gradient of a call with one input.
+std::pair<Values, Values> forward_backward(Device device, const Shape& shape, const Values& input,
+                                           const Values& dout,
+                                           Tensor (*call)(Run&, const Tensor&)) {
+  Pool pool(device);
+  pool.set_poison(true);
+  Tape tape;
+  Run run(pool, &tape);
+  const Tensor x = run.from_host("x", shape, input);
+  x.node()->wants_grad = true;
+  tape.keep_grad(x);
+  const Tensor y = call(run, x);
+  const Values values = to_host(y.view());
+  tape.backward(pool, y, run.from_host("dy", y.shape(), dout));
+  return {values, to_host(x.node()->grad)};
+}
+
+TEST(ZScore, EqualFeaturesAreZeroAndTheirGradientFinite) {
+  // A plain mean of these in float is not 0.1.
+  const int64_t width = 37;
+  const Values x(width, static_cast<double>(0.1f));
+  Values dy(width);
+  double mean = 0;
+  for (int64_t i = 0; i < width; ++i) {
+    dy[i] = static_cast<double>(i % 5) / 4;
+    mean += dy[i] / static_cast<double>(width);
+  }
+  for (const Device device : kDevices) {
+    const auto [y, dx] = forward_backward(device, {1, width}, x, dy, &z_score);
+    for (int64_t i = 0; i < width; ++i) {
+      EXPECT_EQ(y[i], 0.0);
+      EXPECT_NEAR(dx[i], (dy[i] - mean) * 1e6, 1e6 * tolerance(device)) << i;
+    }
+  }
+}
+
+TEST(ZScore, OneFeatureIsZero) {
+  for (const Device device : kDevices) {
+    const auto [y, dx] = forward_backward(device, {3, 1}, {-2, 0, 5}, {1, 2, 3}, &z_score);
+    EXPECT_EQ(y, Values(3, 0.0));
+    EXPECT_EQ(dx, Values(3, 0.0));
+  }
+}
+
+TEST(ZScore, KnownRow) {
+  // Mean 3, squares 4 + 1 + 0 + 1 + 4 = 10, std sqrt(10 / 4).
+  for (const Device device : kDevices) {
+    const Values y =
+        forward_backward(device, {1, 5}, {1, 2, 3, 4, 5}, Values(5, 1.0), &z_score).first;
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_NEAR(y[i], (i - 2) / (std::sqrt(2.5) + 1e-6), tolerance(device));
+    }
+  }
+}
+
+TEST(ZScore, FarFromZero) {
+  // Exact in float, so that all that is lost would be lost by the kernel.
+  const int64_t width = 129;
+  Values near(width), far(width), dy(width);
+  for (int64_t i = 0; i < width; ++i) {
+    near[i] = static_cast<double>(i * 37 % 64) / 64;
+    far[i] = near[i] + 4096;
+    dy[i] = static_cast<double>(i * 11 % 16) / 16;
+  }
+  const auto [y, dx] = forward_backward(Device::reference(), {1, width}, near, dy, &z_score);
+  for (const Device device : kDevices) {
+    const auto [far_y, far_dx] = forward_backward(device, {1, width}, far, dy, &z_score);
+    for (int64_t i = 0; i < width; ++i) {
+      EXPECT_NEAR(far_y[i], y[i], tolerance(device)) << i;
+      EXPECT_NEAR(far_dx[i], dx[i], 4 * tolerance(device)) << i;
+    }
+  }
+}
+
+TEST(MemoryGate, Saturates) {
+  // Means of 200, -200, 0 and 15; the last one's slope is exp(-15) / (1 + exp(-15))^2.
+  const Values logits = {300, 100, -100, -300, 5, -5, 16, 14};
+  const double e = std::exp(-15.0);
+  for (const Device device : kDevices) {
+    const auto [g, d] = forward_backward(device, {1, 4, 2}, logits, Values(4, 1.0), &memory_gate);
+    EXPECT_EQ(g[0], 1.0);
+    EXPECT_NEAR(g[1], 0.0, 1e-30);
+    EXPECT_NEAR(g[2], 0.5, tolerance(device));
+    EXPECT_NEAR(g[3], 1 / (1 + e), tolerance(device));
+    EXPECT_NEAR(d[0], 0.0, 1e-30);
+    EXPECT_NEAR(d[2], 0.0, 1e-30);
+    EXPECT_NEAR(d[4], 0.125, tolerance(device));
+    // The plain code has only the digits that 1 - g leaves.
+    const bool plain = device.kind == DeviceKind::kReference && device.real == DType::kF32;
+    EXPECT_NEAR(d[6], e / (1 + e) / (1 + e) / 2, e * (plain ? 0.1 : 1e-5));
+    EXPECT_EQ(d[6], d[7]);
+  }
+}
+
+TEST(Blend, OpenAndShutGatesPassOneSideExactly) {
+  const Values a = {0.1, 3, -7, 1e-3}, b = {5, -0.3, 2, 1e6};
+  for (const Device device : kDevices) {
+    Pool pool(device);
+    pool.set_poison(true);
+    fwpkm::Run run(pool);
+    const Tensor ta = run.from_host("a", {1, 2, 2}, a), tb = run.from_host("b", {1, 2, 2}, b);
+    const Values from_a = to_host(ta.view()), from_b = to_host(tb.view());
+    const Tensor g = run.from_host("g", {1, 2}, Values{1, 0});
+    const Values y = to_host(blend(run, ta, tb, g).view());
+    EXPECT_EQ(y, (Values{from_a[0], from_a[1], from_b[2], from_b[3]}));
+  }
+}
+
+// An input may stop wanting its gradient after the call was recorded.
+TEST(SlowPath, GradientsDroppedAfterTheCall) {
+  for (const Device device : kDevices) {
+    for (Tensor (*call)(fwpkm::Run&, const Tensor&) : {&z_score, &memory_gate}) {
+      Pool pool(device);
+      Tape tape;
+      fwpkm::Run run(pool, &tape);
+      const Tensor x = run.from_host("x", {1, 2, 3}, Values{1, 2, 3, 4, 5, 7});
+      x.node()->wants_grad = true;
+      const Tensor y = call(run, x);
+      x.node()->wants_grad = false;
+      tape.backward(pool, y, run.from_host("dy", y.shape(), to_host(y.view())));
+      EXPECT_FALSE(x.node()->grad);
+    }
+  }
+}
+
+TEST(SlowPath, WrongShapesAreErrors) {
+  Pool pool(Device::cpu());
+  fwpkm::Run run(pool);
+  const Tensor x = run.from_host("x", {1, 2, 3}, Values(6, 1.0));
+  const Tensor other = run.from_host("x", {1, 3, 2}, Values(6, 1.0));
+  const Tensor row = run.from_host("x", {6}, Values(6, 1.0));
+  EXPECT_THROW(blend(run, x, other, {}), Error);
+  EXPECT_THROW(blend(run, x, x, row), Error);
+  EXPECT_THROW(blend(run, row, row, {}), Error);
+  EXPECT_THROW(memory_gate(run, row), Error);
+  View turned = x.view();
+  std::swap(turned.shape.dims[1], turned.shape.dims[2]);
+  std::swap(turned.strides[1], turned.strides[2]);
+  const Tensor t = Tensor::constant(turned);
+  EXPECT_THROW(z_score(run, t), Error);
+  EXPECT_THROW(memory_gate(run, t), Error);
+  EXPECT_THROW(blend(run, t, t, {}), Error);
+}
+
+}  // namespace
+}  // namespace fwpkm
