@@ -4,6 +4,7 @@
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embedding/embedding.h"
+#include "ops/fast_mlp/fast_mlp.h"
 #include "ops/gate/gate.h"
 #include "ops/linear/linear.h"
 #include "ops/lm_loss/lm_loss.h"
@@ -46,6 +47,7 @@ std::span<const OpInfo> all_ops() {
       {&kDeltaRule, &delta_rule_cases},
       {&kNormGate, &norm_gate_cases},
       {&kPkmRead, &pkm_read_cases},
+      {&kFastMlp, &fast_mlp_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;

@@ -4,6 +4,7 @@
 #include "base/parallel.h"
 #include "memory/segments.h"
 #include "memory/topk.h"
+#include "ops/common/carver.h"
 #include "ops/pkm_read/pkm_read.h"
 
 namespace fwpkm {
@@ -13,23 +14,6 @@ inline constexpr int64_t kPkmBlock = 64;
 inline int64_t pkm_blocks(int64_t tokens) {
   return (tokens + kPkmBlock - 1) / kPkmBlock;
 }
-
-// Hands out parts of a workspace one after the other; with a null workspace it only counts.
-class Carver {
- public:
-  explicit Carver(void* base) : base_(static_cast<std::byte*>(base)) {}
-  template <typename T>
-  T* take(int64_t count) {
-    T* part = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return part;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  size_t used_ = 0;
-};
 
 struct PkmForwardPlan {
   float* best;      // [M, H, 2, k], the best sub-scores
