@@ -6,6 +6,7 @@
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embedding/embedding.h"
 #include "ops/fwpkm/fwpkm.h"
+#include "ops/fast_mlp/fast_mlp.h"
 #include "ops/gate/gate.h"
 #include "ops/linear/linear.h"
 #include "ops/lm_loss/lm_loss.h"
@@ -54,6 +55,7 @@ std::span<const OpInfo> all_ops() {
       {&kZScore, &z_score_cases},
       {&kMemoryGate, &memory_gate_cases},
       {&kBlend, &blend_cases},
+      {&kFastMlp, &fast_mlp_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;

@@ -10,6 +10,7 @@
 // again at will, and a step that is rejected leaves nothing behind.
 #pragma once
 
+#include "memory/overlay.h"
 #include "tensor/tensor.h"
 
 namespace fwpkm {
@@ -27,16 +28,6 @@ struct FwpkmSettings {
   bool official = false;    // SPEC's "compat: official"; `step` is then without C/(C-L)
   bool shared = false;      // all rows of the batch write one table; else each row its own
   bool write = true;        // false: read only
-};
-
-// Rows over the table that are read in its place: for each owner (a row of the batch, or all of
-// them together) a directory of n page numbers, pages of n row numbers, and the rows. A number of
-// -1 stands for "none": the table's own row counts. See memory/overlay.h.
-struct OverlayViews {
-  Tensor directory;  // [owners, n] int32
-  Tensor pages;      // [pages, n] int32
-  Tensor rows;       // [rows, dv]
-  explicit operator bool() const { return static_cast<bool>(directory); }
 };
 
 // A selection to be taken instead of searching for the best: for comparing runs whose rounding

@@ -1,0 +1,106 @@
+#include "model/fast_state.h"
+
+#include <cstring>
+
+#include "model/parameters.h"
+
+namespace fwpkm {
+
+FwpkmSettings fwpkm_settings(const ModelConfig& c) {
+  FwpkmSettings s;
+  s.heads = static_cast<int32_t>(c.fwpkm.heads);
+  s.topk = static_cast<int32_t>(c.fwpkm.topk);
+  s.n_subkeys = static_cast<int32_t>(c.fwpkm.n_subkeys);
+  s.lookahead = static_cast<int32_t>(c.fwpkm.lookahead);
+  s.chunk = c.fwpkm.chunk;
+  s.bptt_chunks = c.bptt_chunks;
+  switch (c.value_step.kind) {
+    case ValueStep::Kind::kSlots:
+      s.step = static_cast<double>(c.fwpkm.heads * c.fwpkm.topk);
+      break;
+    case ValueStep::Kind::kPaper:
+      s.step = 1;
+      break;
+    case ValueStep::Kind::kRewrite:
+      s.rewrite = true;
+      break;
+    case ValueStep::Kind::kNumber:
+      s.step = c.value_step.number;
+      break;
+  }
+  s.addr_weight = c.fwpkm.addr_weight;
+  s.dot = c.fwpkm.score == Score::kDot;
+  s.addr_loss = c.fwpkm.addr_loss;
+  s.official = c.compat == Compat::kOfficial;
+  s.shared = c.memory == MemoryMode::kShared;
+  return s;
+}
+
+FastMlpSettings fwmlp_settings(const ModelConfig& c) {
+  FastMlpSettings s;
+  s.chunk = c.fwmlp.chunk;
+  s.lookahead = c.fwmlp.lookahead;
+  s.mean_target = c.compat == Compat::kOfficial;
+  s.lr = c.fwmlp.lr;
+  s.bptt_chunks = c.bptt_chunks;
+  return s;
+}
+
+namespace {
+
+// Calls put(owner, slot, row) for each slot that was written.
+template <typename Put>
+void for_written(const FwpkmResult& r, Put&& put) {
+  const int64_t owners = r.counts.dim(0), entries = r.writes.dim(0) / owners;
+  const auto* rows = static_cast<const std::byte*>(r.rows.view().data);
+  const auto bytes = static_cast<size_t>(r.rows.dim(1)) * dtype_size(r.rows.view().dtype);
+  for (int64_t o = 0; o < owners; ++o) {
+    const int32_t* write = r.writes.view().ptr<int32_t>() + o * entries * 3;
+    for (int32_t i = 0; i < r.counts.view().ptr<int32_t>()[o]; ++i, write += 3) {
+      if (write[2] >= 0) {
+        put(o, write[1], rows + static_cast<size_t>(write[2]) * bytes, bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void put_rows(const FwpkmResult& result, Overlay* overlay) {
+  for_written(result, [&](int64_t owner, int32_t slot, const std::byte* row, size_t) {
+    overlay->put(owner, slot, row);
+  });
+}
+
+void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
+            Parameters* parameters, std::span<RowMemory> rows) {
+  const bool shared = config.memory == MemoryMode::kShared;
+  const bool keep = !shared && config.carry != Carry::kSequence && !rows.empty();
+  for (const MemoryRecord& record : records) {
+    const std::string at = fmt::format("model.layers.{}.", record.layer);
+    if (record.fwpkm.keys) {
+      copy_view(record.fwpkm.keys.view(), parameters->at(at + "fwpkm.keys").view());
+      if (shared) {
+        auto* values =
+            static_cast<std::byte*>(parameters->at(at + "fwpkm.values").view().data);
+        for_written(record.fwpkm,
+                    [&](int64_t, int32_t slot, const std::byte* row, size_t bytes) {
+                      std::memcpy(values + static_cast<size_t>(slot) * bytes, row, bytes);
+                    });
+      } else if (keep) {
+        put_rows(record.fwpkm, &rows[static_cast<size_t>(record.layer)].overlay);
+      }
+    }
+    for (size_t i = 0; i < record.mlp.after.size() && record.mlp.after[0]; ++i) {
+      const Tensor& after = record.mlp.after[i];
+      if (shared) {
+        const View& to = parameters->at(at + kFwmlpNames[i]).view();
+        copy_view(after.view().reshape(to.shape), to);
+      } else if (keep) {
+        rows[static_cast<size_t>(record.layer)].mlp[i] = after;
+      }
+    }
+  }
+}
+
+}  // namespace fwpkm

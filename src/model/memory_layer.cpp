@@ -1,0 +1,274 @@
+// Fast-weight memories: the layer's slow path, and who reads and writes what when.
+#include "model/layer.h"
+#include "ops/blend/blend.h"
+#include "ops/linear/linear.h"
+#include "ops/memory_gate/memory_gate.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/z_score/z_score.h"
+
+namespace fwpkm {
+namespace {
+
+// Rows begin..end of sequence b of x [B, T, ..], as one sequence.
+Tensor rows_of(const Tensor& x, int64_t b, int64_t begin, int64_t end) {
+  return Tensor::constant(x.view().slice(0, b, b + 1).slice(1, begin, end));
+}
+
+// Rows begin..end of a queue [rows, ..], as one sequence.
+Tensor queue_rows(const Tensor& x, int64_t begin, int64_t end) {
+  View view = x.view().slice(0, begin, end);
+  Shape shape = view.shape;
+  for (int i = shape.rank; i > 0; --i) {
+    shape.dims[static_cast<size_t>(i)] = shape.dims[static_cast<size_t>(i - 1)];
+  }
+  shape.dims[0] = 1;
+  ++shape.rank;
+  return Tensor::constant(view.reshape(shape));
+}
+
+// A memory of [rows, ..] for each of `count` rows, all alike.
+Tensor repeat(Run& run, const Tensor& w, int64_t count) {
+  Shape shape = w.shape();
+  for (int i = shape.rank; i > 0; --i) {
+    shape.dims[static_cast<size_t>(i)] = shape.dims[static_cast<size_t>(i - 1)];
+  }
+  shape.dims[0] = count;
+  ++shape.rank;
+  const Tensor all = run.make(w.view().name, shape);
+  for (int64_t i = 0; i < count && !run.pool().dry(); ++i) {
+    copy_view(w.view(), all.view().slice(0, i, i + 1).reshape(w.shape()));
+  }
+  return all;
+}
+
+}  // namespace
+
+// Chunk, lookahead: the same for both kinds of memory.
+Model::MemoryShape Model::memory_shape(int layer) const {
+  return config_.has_fwpkm(layer) ? MemoryShape{config_.fwpkm.chunk, config_.fwpkm.lookahead}
+                                  : MemoryShape{config_.fwmlp.chunk, config_.fwmlp.lookahead};
+}
+
+// One update of a stream by `pairs` queries and the values they are to find.
+void Model::update_stream(Run& run, const Layer& layer, int index, FastStream* stream,
+                          int64_t pairs) const {
+  const int64_t lookahead = memory_shape(index).lookahead;
+  Run plain(run.pool());
+  const Tensor q = queue_rows(stream->q, 0, pairs);
+  const Tensor v = queue_rows(stream->v, lookahead, lookahead + pairs);
+  if (config_.has_fwpkm(index)) {
+    FwpkmSettings settings = fwpkm_settings(config_);
+    settings.lookahead = 0;
+    settings.chunk = pairs;
+    settings.official = false;
+    settings.shared = true;
+    const Tensor g = config_.fwpkm.weighted() ? queue_rows(stream->g, 0, pairs) : Tensor();
+    const FwpkmResult r =
+        fwpkm_memory(plain, q, v, g, stream->keys ? stream->keys : layer.memory.keys,
+                     layer.memory.values, settings, stream->overlay.views());
+    stream->keys = r.keys;
+    if (!run.pool().dry()) {
+      put_rows(r, &stream->overlay);
+    }
+  } else {
+    FastMlpSettings settings = fwmlp_settings(config_);
+    settings.lookahead = 0;
+    settings.chunk = pairs;
+    settings.mean_target = false;
+    stream->mlp = fast_mlp(plain, q, v, stream_mlp(run, layer, *stream), settings).after;
+  }
+  // The newest `lookahead` tokens stay: their pairs are not complete.
+  for (Tensor* t : {&stream->q, &stream->v, &stream->g}) {
+    if (*t && lookahead > 0 && !run.pool().dry()) {
+      for (int64_t i = 0; i < lookahead; ++i) {
+        copy_view(t->view().slice(0, pairs + i, pairs + i + 1), t->view().slice(0, i, i + 1));
+      }
+    }
+  }
+  stream->queued = lookahead;
+  stream->written += pairs;
+  ++stream->updates;
+}
+
+std::array<Tensor, 6> Model::stream_mlp(Run& run, const Layer& layer,
+                                        const FastStream& stream) const {
+  if (stream.mlp[0]) {
+    return stream.mlp;
+  }
+  std::array<Tensor, 6> weights;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    weights[i] = repeat(run, layer.memory.mlp[i], 1);
+  }
+  return weights;
+}
+
+Tensor Model::read_stream(Run& run, const Layer& layer, int index, const FastStream& stream,
+                          const Tensor& q, const Tensor& v, const ForwardOptions& options) const {
+  if (config_.has_fwpkm(index)) {
+    FwpkmSettings settings = fwpkm_settings(config_);
+    settings.chunk = q.dim(1);
+    settings.write = false;
+    settings.shared = true;
+    const FwpkmResult r =
+        fwpkm_memory(run, q, v, {}, stream.keys ? stream.keys : layer.memory.keys,
+                     layer.memory.values, settings, stream.overlay.views());
+    if (options.records != nullptr) {
+      options.records->push_back({index, {}, r, {}});
+    }
+    return r.output;
+  }
+  FastMlpSettings settings = fwmlp_settings(config_);
+  settings.write = false;
+  return fast_mlp(run, q, {}, stream_mlp(run, layer, stream), settings).output;
+}
+
+// A stream: tokens are read and queued; whenever a chunk of pairs is complete, they are written.
+Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tensor& q,
+                            const Tensor& v, const Tensor& g, const ForwardOptions& options) const {
+  require(!run.recording(), "model", "a memory cannot be recorded on top of a state");
+  const int64_t time = q.dim(1), room = memory_shape(index).chunk + memory_shape(index).lookahead;
+  const Tensor y = run.make("memory.read", v.shape());
+  for (int64_t b = 0; b < q.dim(0); ++b) {
+    FastStream& stream = options.state->layers[static_cast<size_t>(index)].fast[static_cast<size_t>(b)];
+    for (int64_t at = 0; at < time;) {
+      const int64_t count =
+          options.write_memory ? std::min(room - stream.queued, time - at) : time - at;
+      const Tensor q_part = rows_of(q, b, at, at + count), v_part = rows_of(v, b, at, at + count);
+      const Tensor read = read_stream(run, layer, index, stream, q_part, v_part, options);
+      copy_view(read.view(), y.view().slice(0, b, b + 1).slice(1, at, at + count));
+      if (options.write_memory) {
+        const auto append = [&](Tensor* queue, const Tensor& part) {
+          if (!*queue) {
+            *queue = run.make("memory.queue", {room, part.view().size() / count});
+          }
+          const View to = queue->view().slice(0, stream.queued, stream.queued + count);
+          copy_view(part.view().reshape(to.shape), to);
+        };
+        append(&stream.q, q_part);
+        append(&stream.v, v_part);
+        if (g) {
+          append(&stream.g, rows_of(g, b, at, at + count));
+        }
+        stream.queued += count;
+        if (stream.queued == room) {
+          update_stream(run, layer, index, &stream, memory_shape(index).chunk);
+        }
+      }
+      at += count;
+    }
+  }
+  return y;
+}
+
+// Whole sequences: reads and writes of all chunks in one op, so that gradients go through them.
+Tensor Model::sequence_memory(Run& run, const Layer& layer, int index, const Tensor& q,
+                              const Tensor& v, const Tensor& g,
+                              const ForwardOptions& options) const {
+  MemoryRecord record;
+  record.layer = index;
+  record.gates = g;
+  const RowMemory* rows =
+      options.rows.empty() ? nullptr : &options.rows[static_cast<size_t>(index)];
+  Tensor output, losses;
+  int64_t chunk = 0, lookahead = 0;
+  if (config_.has_fwpkm(index)) {
+    FwpkmSettings settings = fwpkm_settings(config_);
+    settings.write = options.write_memory;
+    record.fwpkm = fwpkm_memory(run, q, v, config_.fwpkm.weighted() ? g : Tensor(),
+                                layer.memory.keys, layer.memory.values, settings,
+                                rows != nullptr ? rows->overlay.views() : OverlayViews());
+    output = record.fwpkm.output;
+    losses = record.fwpkm.losses;
+    if (run.trace) {
+      const Shape heads = {q.dim(0), q.dim(1), config_.fwpkm.heads, config_.fwpkm.topk};
+      run.trace(fmt::format("trace.{}.slots", index), record.fwpkm.slots.reshape(heads));
+      run.trace(fmt::format("trace.{}.slot_weights", index), record.fwpkm.weights.reshape(heads));
+    }
+  } else {
+    FastMlpSettings settings = fwmlp_settings(config_);
+    settings.write = options.write_memory;
+    const bool shared = config_.memory == MemoryMode::kShared;
+    std::array<Tensor, 6> weights;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      weights[i] = rows != nullptr && rows->mlp[i]
+                       ? rows->mlp[i]
+                       : repeat(run, layer.memory.mlp[i], shared ? 1 : q.dim(0));
+    }
+    record.mlp = fast_mlp(run, q, v, weights, settings);
+    output = record.mlp.output;
+    losses = record.mlp.losses;
+  }
+  if (run.trace) {
+    trace_memory(run, index, g, losses);
+  }
+  if (options.records != nullptr) {
+    if (config_.memory == MemoryMode::kPerSequence && config_.carry == Carry::kSequence) {
+      // Nobody will ask for what the rows wrote.
+      record.fwpkm.rows = record.fwpkm.writes = Tensor();
+      record.mlp.after = {};
+    }
+    options.records->push_back(std::move(record));
+  }
+  return output;
+}
+
+// Gates, and the losses of the tokens that wrote, chunk by chunk.
+void Model::trace_memory(Run& run, int index, const Tensor& g, const Tensor& losses) const {
+  if (g) {
+    run.trace(fmt::format("trace.{}.gates", index), g);
+  }
+  const int64_t batch = losses.dim(0), time = losses.dim(1);
+  const auto [chunk, lookahead] = memory_shape(index);
+  const std::vector<double> all = to_host(losses.view());
+  std::vector<double> written;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t t = 0; t < time; ++t) {
+      const int64_t end = std::min(time, (t / chunk + 1) * chunk);
+      if (t + lookahead < end) {
+        written.push_back(all[static_cast<size_t>(b * time + t)]);
+      }
+    }
+  }
+  const auto each = static_cast<int64_t>(written.size()) / batch;
+  Run plain(run.pool());
+  run.trace(fmt::format("trace.{}.memory_losses", index),
+            plain.from_host("memory.losses", {batch, each}, written));
+}
+
+Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
+                     const ForwardOptions& options) const {
+  const RmsNormSettings norm = {config_.norm_eps, 1.0, false};
+  const Layer::Memory& w = layer.memory;
+  const Tensor q = linear(run, rms_norm(run, h, w.q_norm, norm), w.q, w.q_bias);
+  Tensor v = linear(run, rms_norm(run, h, w.v_norm, norm), w.v, w.v_bias);
+  if (config_.has_fwpkm(index) ? config_.fwpkm.value_norm : config_.fwmlp.value_norm) {
+    v = z_score(run, v);
+  }
+  Tensor g;
+  if (w.gate) {
+    g = memory_gate(run, linear(run, rms_norm(run, h, w.gate_norm, norm), w.gate, w.gate_bias));
+  }
+  const Tensor read = options.state != nullptr
+                          ? stream_memory(run, layer, index, q, v, g, options)
+                          : sequence_memory(run, layer, index, q, v, g, options);
+  const Tensor mixed = blend(run, read, v, g);
+  const Tensor out =
+      linear(run, rms_norm(run, mixed, w.out_norm, norm), w.out, w.out_bias, h);
+  if (run.trace) {
+    run.trace(fmt::format("trace.{}.after_fwpkm", index), out);
+  }
+  return out;
+}
+
+void Model::flush(Run& run, State* state) const {
+  for (int l = 0; l < config_.layers; ++l) {
+    for (FastStream& stream : state->layers[static_cast<size_t>(l)].fast) {
+      const int64_t pairs = stream.queued - memory_shape(l).lookahead;
+      if (pairs > 0) {
+        update_stream(run, *layers_[static_cast<size_t>(l)], l, &stream, pairs);
+      }
+    }
+  }
+}
+
+}  // namespace fwpkm
