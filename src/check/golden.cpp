@@ -18,6 +18,9 @@
 namespace fwpkm {
 namespace {
 
+// What fast weights are called after the run.
+constexpr std::string_view kAfter = "fast_after.";
+
 // What a run of a model gives, by the names of the file.
 struct Outputs {
   std::map<std::string, std::vector<double>> values;
@@ -28,6 +31,7 @@ std::vector<int64_t> dims_of(const Shape& shape) {
   return {shape.dims.begin(), shape.dims.begin() + shape.rank};
 }
 
+// Fast weights of the model are those after the run, afterwards.
 Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int64_t batch,
                   int64_t seq, bool gradients) {
   require_tokens(tokens, model.config(), false);
@@ -40,12 +44,15 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
     outputs.shapes[name] = dims_of(value.shape());
   };
   run.trace = keep;
+  std::vector<MemoryRecord> records;
+  ForwardOptions options;
+  options.records = &records;
   const Shape shape = {batch, seq};
   const Tensor inputs = run.from_host("tokens", shape, split.inputs);
   const Tensor labels = run.from_host("labels", shape, split.labels);
   Tensor loss;
   {
-    const Tensor h = model.hidden(run, inputs);
+    const Tensor h = model.hidden(run, inputs, options);
     Run plain(pool);  // logits are looked at, not differentiated
     keep("logits", model.logits(plain, h));
     loss = lm_loss(run, h, model.embedding_table(), labels).loss;
@@ -55,6 +62,7 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
     const double one[] = {1.0};
     tape.backward(pool, loss, run.from_host("seed", {1}, one));
   }
+  commit(records, model.config(), &model.parameters());
   return outputs;
 }
 
@@ -195,6 +203,10 @@ GoldenResult run_golden(const std::filesystem::path& path, Device device,
     }
     if (name.starts_with("grad.")) {
       comparison.add(name, to_host(model.parameters().at(name.substr(5)).node()->grad));
+      continue;
+    }
+    if (name.starts_with(kAfter)) {
+      comparison.add(name, to_host(model.parameters().at(name.substr(kAfter.size())).view()));
       continue;
     }
     const auto ours = outputs.values.find(name);

@@ -76,8 +76,7 @@ OverlayViews Overlay::views() const {
     return Tensor::constant(View(name, const_cast<void*>(data), dtype, device_.kind, shape));
   };
   OverlayViews views;
-  views.directory =
-      constant("overlay.directory", directory_.data(), DType::kI32, {owners_, n_});
+  views.directory = constant("overlay.directory", directory_.data(), DType::kI32, {owners_, n_});
   views.pages = constant("overlay.pages", pages_.data(), DType::kI32,
                          {static_cast<int64_t>(pages_.size()) / n_, n_});
   views.rows = constant("overlay.rows", rows_.data(), device_.real,

@@ -31,7 +31,7 @@ FwpkmSettings fwpkm_settings(const ModelConfig& c) {
   s.addr_weight = c.fwpkm.addr_weight;
   s.dot = c.fwpkm.score == Score::kDot;
   s.addr_loss = c.fwpkm.addr_loss;
-  s.official = c.compat == Compat::kOfficial;
+  s.official = s.late_values = c.compat == Compat::kOfficial;
   s.shared = c.memory == MemoryMode::kShared;
   return s;
 }
@@ -40,7 +40,7 @@ FastMlpSettings fwmlp_settings(const ModelConfig& c) {
   FastMlpSettings s;
   s.chunk = c.fwmlp.chunk;
   s.lookahead = c.fwmlp.lookahead;
-  s.mean_target = c.compat == Compat::kOfficial;
+  s.mean_target = s.late_weights = c.compat == Compat::kOfficial;
   s.lr = c.fwmlp.lr;
   s.bptt_chunks = c.bptt_chunks;
   return s;
@@ -81,12 +81,10 @@ void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
     if (record.fwpkm.keys) {
       copy_view(record.fwpkm.keys.view(), parameters->at(at + "fwpkm.keys").view());
       if (shared) {
-        auto* values =
-            static_cast<std::byte*>(parameters->at(at + "fwpkm.values").view().data);
-        for_written(record.fwpkm,
-                    [&](int64_t, int32_t slot, const std::byte* row, size_t bytes) {
-                      std::memcpy(values + static_cast<size_t>(slot) * bytes, row, bytes);
-                    });
+        auto* values = static_cast<std::byte*>(parameters->at(at + "fwpkm.values").view().data);
+        for_written(record.fwpkm, [&](int64_t, int32_t slot, const std::byte* row, size_t bytes) {
+          std::memcpy(values + static_cast<size_t>(slot) * bytes, row, bytes);
+        });
       } else if (keep) {
         put_rows(record.fwpkm, &rows[static_cast<size_t>(record.layer)].overlay);
       }

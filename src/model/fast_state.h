@@ -1,4 +1,5 @@
-// Fast weights in motion: what a stream has learned, what a batch is about to write, and keeping it.
+// Fast weights in motion: what a stream has learned, what a batch is about to write, and keeping
+// it.
 #pragma once
 
 #include <array>

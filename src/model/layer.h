@@ -23,7 +23,8 @@ struct Model::Layer {
   } pkm;
   // A fast-weight memory before the mixer.
   struct Memory {
-    Tensor q_norm, q, q_bias, v_norm, v, v_bias, gate_norm, gate, gate_bias, out_norm, out, out_bias;
+    Tensor q_norm, q, q_bias, v_norm, v, v_bias, gate_norm, gate, gate_bias, out_norm, out,
+        out_bias;
     Tensor keys, values;        // FwPKM
     std::array<Tensor, 6> mlp;  // FwMLP
   } memory;

@@ -109,9 +109,8 @@ Tensor Model::read_stream(Run& run, const Layer& layer, int index, const FastStr
     settings.chunk = q.dim(1);
     settings.write = false;
     settings.shared = true;
-    const FwpkmResult r =
-        fwpkm_memory(run, q, v, {}, stream.keys ? stream.keys : layer.memory.keys,
-                     layer.memory.values, settings, stream.overlay.views());
+    const FwpkmResult r = fwpkm_memory(run, q, v, {}, stream.keys ? stream.keys : layer.memory.keys,
+                                       layer.memory.values, settings, stream.overlay.views());
     if (options.records != nullptr) {
       options.records->push_back({index, {}, r, {}});
     }
@@ -129,7 +128,8 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
   const int64_t time = q.dim(1), room = memory_shape(index).chunk + memory_shape(index).lookahead;
   const Tensor y = run.make("memory.read", v.shape());
   for (int64_t b = 0; b < q.dim(0); ++b) {
-    FastStream& stream = options.state->layers[static_cast<size_t>(index)].fast[static_cast<size_t>(b)];
+    FastStream& stream =
+        options.state->layers[static_cast<size_t>(index)].fast[static_cast<size_t>(b)];
     for (int64_t at = 0; at < time;) {
       const int64_t count =
           options.write_memory ? std::min(room - stream.queued, time - at) : time - at;
@@ -139,7 +139,8 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
       if (options.write_memory) {
         const auto append = [&](Tensor* queue, const Tensor& part) {
           if (!*queue) {
-            *queue = run.make("memory.queue", {room, part.view().size() / count});
+            *queue = part.view().rank() == 2 ? run.make("memory.queue", {room})
+                                             : run.make("memory.queue", {room, part.dim(2)});
           }
           const View to = queue->view().slice(0, stream.queued, stream.queued + count);
           copy_view(part.view().reshape(to.shape), to);
@@ -170,7 +171,6 @@ Tensor Model::sequence_memory(Run& run, const Layer& layer, int index, const Ten
   const RowMemory* rows =
       options.rows.empty() ? nullptr : &options.rows[static_cast<size_t>(index)];
   Tensor output, losses;
-  int64_t chunk = 0, lookahead = 0;
   if (config_.has_fwpkm(index)) {
     FwpkmSettings settings = fwpkm_settings(config_);
     settings.write = options.write_memory;
@@ -252,8 +252,7 @@ Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
                           ? stream_memory(run, layer, index, q, v, g, options)
                           : sequence_memory(run, layer, index, q, v, g, options);
   const Tensor mixed = blend(run, read, v, g);
-  const Tensor out =
-      linear(run, rms_norm(run, mixed, w.out_norm, norm), w.out, w.out_bias, h);
+  const Tensor out = linear(run, rms_norm(run, mixed, w.out_norm, norm), w.out, w.out_bias, h);
   if (run.trace) {
     run.trace(fmt::format("trace.{}.after_fwpkm", index), out);
   }

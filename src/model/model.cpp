@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include "model/layer.h"
 #include "ops/attention/attention.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/delta_rule/delta_rule.h"
@@ -22,34 +23,9 @@ constexpr double kPkmNormEps = 1e-6;
 
 }  // namespace
 
-// The weights of one layer; those of layers that are not there stay empty.
-struct Model::Layer {
-  Tensor input_norm, post_norm;
-  struct {
-    Tensor q, k, v, o, q_norm, k_norm;
-  } attention;
-  struct {
-    Tensor qkvz, ba, conv, dt_bias, a_log, norm, out;
-  } gdn;
-  struct {
-    Tensor gate, up, down;
-  } mlp;
-  struct {
-    Tensor keys, values, out, out_bias, gate, gate_bias, query, query_bias, query_norm;
-  } pkm;
-};
-
 void require_runnable(const ModelConfig& c) {
   require(c.architecture != Architecture::kLact, "model",
           "{}: LaCT layers cannot be run by this version; it counts their cost only", c.name);
-  for (int l = 0; l < c.layers; ++l) {
-    require(!c.has_fwpkm(l), "model",
-            "{}: layer {} is a FwPKM layer, which this version cannot run; it counts its cost only",
-            c.name, l);
-    require(!c.has_fwmlp(l), "model",
-            "{}: layer {} is a FwMLP layer, which this version cannot run; it counts its cost only",
-            c.name, l);
-  }
 }
 
 void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, bool allow_none) {
@@ -103,6 +79,31 @@ Model::Model(ModelConfig config, Device device, bool gradients, bool dry)
       const std::string m = at + "mlp.";
       layer->mlp = {p.at(m + "gate_proj.weight"), p.at(m + "up_proj.weight"),
                     p.at(m + "down_proj.weight")};
+    }
+    if (config_.has_fwpkm(l) || config_.has_fwmlp(l)) {
+      Layer::Memory& m = layer->memory;
+      m.q_norm = p.at(at + "fw_q_norm.weight");
+      m.q = p.at(at + "fw_q_proj.weight");
+      m.q_bias = p.at(at + "fw_q_proj.bias");
+      m.v_norm = p.at(at + "fw_v_norm.weight");
+      m.v = p.at(at + "fw_v_proj.weight");
+      m.v_bias = p.at(at + "fw_v_proj.bias");
+      if (config_.has_fwpkm(l) ? config_.fwpkm.gating : config_.fwmlp.gating) {
+        m.gate_norm = p.at(at + "fw_out_gate_norm.weight");
+        m.gate = p.at(at + "fw_out_gate.weight");
+        m.gate_bias = p.at(at + "fw_out_gate.bias");
+      }
+      m.out_norm = p.at(at + "fw_out_norm.weight");
+      m.out = p.at(at + "fw_out_proj.weight");
+      m.out_bias = p.at(at + "fw_out_proj.bias");
+      if (config_.has_fwpkm(l)) {
+        m.keys = p.at(at + "fwpkm.keys");
+        m.values = p.at(at + "fwpkm.values");
+      } else {
+        for (size_t i = 0; i < m.mlp.size(); ++i) {
+          m.mlp[i] = p.at(at + kFwmlpNames[i]);
+        }
+      }
     }
     layers_.push_back(std::move(layer));
   }
@@ -223,6 +224,9 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   Tensor h = embedding(run, tokens, embedding_);
   for (int l = 0; l < config_.layers; ++l) {
     const Layer& layer = *layers_[static_cast<size_t>(l)];
+    if (config_.has_fwpkm(l) || config_.has_fwmlp(l)) {
+      h = memory(run, layer, h, l, options);
+    }
     const Tensor x = rms_norm(run, h, layer.input_norm, norm);
     h = config_.mixer(l) == Mixer::kGdn ? gdn(run, layer, x, h, l, options)
                                         : attention(run, layer, x, h, l, options, cos, sin);

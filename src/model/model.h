@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/fast_state.h"
 #include "model/parameters.h"
 #include "model/state.h"
 #include "tensor/tensor.h"
@@ -20,6 +21,13 @@ struct ForwardOptions {
   // [B,T] int32: where in its row each token's document begins. If given, no mixer sees across the
   // border of a document. Not together with a state.
   Tensor starts;
+  // False: fast-weight memories are only read. On a stream the tokens never enter the queue.
+  bool write_memory = true;
+  // Without a state: what earlier sequences of the same rows left, one entry per layer; may be
+  // empty.
+  std::span<const RowMemory> rows;
+  // Gets what the memories of this pass did; without a state, to be kept by commit().
+  std::vector<MemoryRecord>* records = nullptr;
 };
 
 class Model {
@@ -33,8 +41,11 @@ class Model {
   const Parameters& parameters() const { return parameters_; }
 
   // tokens [B,T] int32 -> final hidden states [B,T,D], normalised and ready for the output layer.
-  // Traces "trace.<layer>.hidden" after each layer.
+  // Traces "trace.<layer>.hidden" after each layer and, of a memory, what golden files hold.
   Tensor hidden(Run& run, const Tensor& tokens, const ForwardOptions& options = {}) const;
+  // Writes all complete pairs of the streams' memories as one update; the newest tokens, whose
+  // pairs are not complete, stay queued.
+  void flush(Run& run, State* state) const;
   // hidden [B,T,D] -> logits [B,T,V].
   Tensor logits(Run& run, const Tensor& hidden) const;
   // The table of token vectors, which is the output layer too.
@@ -48,6 +59,24 @@ class Model {
              const ForwardOptions& options) const;
   Tensor mlp(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const;
   Tensor pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const;
+
+  // memory_layer.cpp
+  struct MemoryShape {
+    int64_t chunk, lookahead;
+  };
+  MemoryShape memory_shape(int layer) const;
+  Tensor memory(Run& run, const Layer& layer, const Tensor& h, int index,
+                const ForwardOptions& options) const;
+  Tensor sequence_memory(Run& run, const Layer& layer, int index, const Tensor& q, const Tensor& v,
+                         const Tensor& g, const ForwardOptions& options) const;
+  Tensor stream_memory(Run& run, const Layer& layer, int index, const Tensor& q, const Tensor& v,
+                       const Tensor& g, const ForwardOptions& options) const;
+  Tensor read_stream(Run& run, const Layer& layer, int index, const FastStream& stream,
+                     const Tensor& q, const Tensor& v, const ForwardOptions& options) const;
+  void update_stream(Run& run, const Layer& layer, int index, FastStream* stream,
+                     int64_t pairs) const;
+  std::array<Tensor, 6> stream_mlp(Run& run, const Layer& layer, const FastStream& stream) const;
+  void trace_memory(Run& run, int index, const Tensor& g, const Tensor& losses) const;
 
   ModelConfig config_;
   Parameters parameters_;

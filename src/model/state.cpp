@@ -33,12 +33,20 @@ State State::start(const ModelConfig& config, Run& run, int64_t batch) {
   State state;
   state.batch = batch;
   state.layers.resize(static_cast<size_t>(config.layers));
+  state.reset_mixers(config, run);
+  state.reset_memory(config, run);
+  return state;
+}
+
+void State::reset_mixers(const ModelConfig& config, Run& run) {
   const GdnConfig& g = config.gdn;
+  position = 0;
   for (int l = 0; l < config.layers; ++l) {
+    LayerState& layer = layers[static_cast<size_t>(l)];
+    layer.cache = KvCache();
     if (config.mixer(l) != Mixer::kGdn) {
       continue;
     }
-    MixerState& layer = state.layers[static_cast<size_t>(l)];
     layer.delta = run.make("state.delta", {batch, g.value_heads, g.key_dim, g.value_dim});
     layer.tail =
         run.make("state.tail",
@@ -46,7 +54,19 @@ State State::start(const ModelConfig& config, Run& run, int64_t batch) {
     fill_zero(layer.delta.view());
     fill_zero(layer.tail.view());
   }
-  return state;
+}
+
+void State::reset_memory(const ModelConfig& config, Run& run) {
+  for (int l = 0; l < config.layers; ++l) {
+    if (!config.has_fwpkm(l) && !config.has_fwmlp(l)) {
+      continue;
+    }
+    FastStream fresh;
+    if (config.has_fwpkm(l)) {
+      fresh.overlay = Overlay(1, config.fwpkm.n_subkeys, config.fwpkm.value_dim, run.device());
+    }
+    layers[static_cast<size_t>(l)].fast.assign(static_cast<size_t>(batch), fresh);
+  }
 }
 
 }  // namespace fwpkm

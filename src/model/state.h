@@ -1,10 +1,11 @@
-// What a model remembers of the tokens it has read so far, apart from fast weights: the state of
-// token mixers. Given to a forward pass, it is read and moved on.
+// What a model remembers of the tokens it has read so far: the state of its token mixers and of its
+// fast-weight memories. Given to a forward pass, it is read and moved on.
 #pragma once
 
 #include <vector>
 
 #include "model/config.h"
+#include "model/fast_state.h"
 #include "tensor/tensor.h"
 
 namespace fwpkm {
@@ -20,19 +21,24 @@ struct KvCache {
   void append(Run& run, const Tensor& new_k, const Tensor& new_v, int64_t window);
 };
 
-struct MixerState {
+struct LayerState {
   Tensor delta;  // GDN: [B, value heads, key_dim, value_dim]
   Tensor tail;   // GDN: [B, conv-1, channels]
   KvCache cache;
+  std::vector<FastStream> fast;  // one per sequence, in layers with a memory
 };
 
 struct State {
   int64_t batch = 0;
   int64_t position = 0;  // tokens read so far
-  std::vector<MixerState> layers;
+  std::vector<LayerState> layers;
 
   // The state before the first token.
   static State start(const ModelConfig& config, Run& run, int64_t batch);
+  // Forgets the tokens: position, attention, GDN. Memories stay as they are.
+  void reset_mixers(const ModelConfig& config, Run& run);
+  // Forgets what the memories learned, and what is queued.
+  void reset_memory(const ModelConfig& config, Run& run);
 };
 
 }  // namespace fwpkm

@@ -301,12 +301,12 @@ void forward_block(const OpArgs& args, const FastMlpSizes& s, const FastMlpForwa
   affine_backward(q, w.gate, plan.gate, m, s.dk, h, {.dw = to.gate, .db = to.b_gate});
 }
 
-// d: the gradient of the weights after the chunk's write, null if there is none or it does not
-// write. to: where the gradient of those before goes, null if nobody wants it; add: not the first
-// to write there.
+// behind: w, but see late_weights. d: the gradient of the weights after the chunk's write, null if
+// there is none or it does not write. to: where the gradient of those before goes, null if nobody
+// wants it; add: not the first to write there.
 void backward_block(const OpArgs& args, const FastMlpSizes& s, const FastMlpBackwardPlan& plan,
-                    int64_t c, const FastMlpBlock& block, const Weights& w, const Weights* d,
-                    const Weights* to, bool add) {
+                    int64_t c, const FastMlpBlock& block, const Weights& w, const Weights& behind,
+                    const Weights* d, const Weights* to, bool add) {
   const int64_t m = block.tokens(), h = s.hidden;
   const float* q = gather(s, block, args.in[0].ptr<float>(), s.dk, plan.q);
   float *abar = plan.da, *ubar = plan.u_dot, *gbar = plan.g_dot, *ybar = plan.y_dot;
@@ -332,7 +332,7 @@ void backward_block(const OpArgs& args, const FastMlpSizes& s, const FastMlpBack
     affine(q, d->gate, d->b_gate, m, s.dk, h, plan.g_dot);
     HWY_DYNAMIC_DISPATCH(hidden_second_order)(plan, m * h);
     affine(plan.a, d->down, d->b_down, m, h, s.dv, plan.y_dot);
-    gemm(false, true, m, s.dv, h, 1.0f, plan.a_dot, h, w.down, h, 1.0f, plan.y_dot, s.dv);
+    gemm(false, true, m, s.dv, h, 1.0f, plan.a_dot, h, behind.down, h, 1.0f, plan.y_dot, s.dv);
     if (args.din[1]) {
       HWY_DYNAMIC_DISPATCH(target_gradients)(args, s, c, block, scale, plan.y_dot);
     }
@@ -349,15 +349,15 @@ void backward_block(const OpArgs& args, const FastMlpSizes& s, const FastMlpBack
     HWY_DYNAMIC_DISPATCH(output_gradients)(args, s, c, block, 0.0f, ybar);
     dq = gather_dq();
   }
-  affine_backward(plan.a, w.down, ybar, m, h, s.dv, down);
+  affine_backward(plan.a, behind.down, ybar, m, h, s.dv, down);
   HWY_DYNAMIC_DISPATCH(through_hidden)
   (abar, plan.up, plan.gate, m * h, d != nullptr, ubar, gbar);
   AffineGradients up = onto(&Weights::up, &Weights::b_up);
   AffineGradients gate = onto(&Weights::gate, &Weights::b_gate);
   up.dx = gate.dx = dq;
   up.add_dx = gate.add_dx = true;
-  affine_backward(q, w.up, ubar, m, s.dk, h, up);
-  affine_backward(q, w.gate, gbar, m, s.dk, h, gate);
+  affine_backward(q, behind.up, ubar, m, s.dk, h, up);
+  affine_backward(q, behind.gate, gbar, m, s.dk, h, gate);
   if (dq != nullptr) {
     scatter(s, block, dq, s.dk, args.din[0].ptr<float>());
   }
@@ -411,13 +411,14 @@ void fast_mlp_backward_cpu(const OpArgs& args) {
     Weights d = Weights::of(plan.d[0], s), before = Weights::of(plan.d[1], s);
     for (int64_t c = s.chunks - 1; c >= 0; --c) {
       const Weights w = Weights::at_chunk(args, s, r, c);
+      const Weights behind = Weights::behind_chunk(args, s, r, c);
       const bool passes = s.passes(c);
       bool add = arrived;
       if (arrived && passes) {
         copy_weights(s, d, before);
       }
       for_fast_mlp_blocks(s, r, c, [&](const FastMlpBlock& block) {
-        backward_block(args, s, plan, c, block, w, arrived && c < s.writes ? &d : nullptr,
+        backward_block(args, s, plan, c, block, w, behind, arrived && c < s.writes ? &d : nullptr,
                        passes ? &before : nullptr, add);
         add = true;
       });

@@ -30,6 +30,10 @@ struct FastMlpSettings {
   // of this; 0: never.
   int64_t bptt_chunks = 0;
   bool write = true;  // false: only read
+  // Backward goes through the first chunk with the weights as they are after the last one, as the
+  // released code does: it writes them over the first ones while autograd still needs those. Not
+  // the gradient of anything; for comparing with numbers made by that code.
+  bool late_weights = false;
 };
 
 struct FastMlpResult {
@@ -129,6 +133,12 @@ struct FastMlpWeights {
       packed += s.parts[i];
     }
     return {at[0], at[1], at[2], at[3], at[4], at[5]};
+  }
+  // The weights that backward goes through chunk c with: those that it read, but see late_weights.
+  static FastMlpWeights behind_chunk(const OpArgs& args, const FastMlpSizes& s, int64_t r,
+                                     int64_t c) {
+    return s.set.late_weights && c == 0 && s.set.write ? of(args.out.subspan(2), s, r)
+                                                       : at_chunk(args, s, r, c);
   }
   // The weights that chunk c reads, set r, in backward.
   static FastMlpWeights at_chunk(const OpArgs& args, const FastMlpSizes& s, int64_t r, int64_t c) {

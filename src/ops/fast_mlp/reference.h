@@ -143,12 +143,12 @@ void fast_mlp_forward_reference(const OpArgs& args) {
 }
 
 // One token of chunk c. d is the gradient of the weights that the chunk leaves; what the token adds
-// to the gradient of those that it reads goes to `to`. Names as in README.md; x_dot is the change
-// of x along d.
+// to the gradient of those that it reads goes to `to`; `behind` is w, but see late_weights. Names
+// as in README.md; x_dot is the change of x along d.
 template <typename T>
 void fast_mlp_backward_token(const OpArgs& args, const FastMlpSizes& n, int64_t c, int64_t b,
-                             int64_t t, const FastMlpWeights<T>& w, const FastMlpWeights<T>& d,
-                             const FastMlpWeights<T>& to) {
+                             int64_t t, const FastMlpWeights<T>& w, const FastMlpWeights<T>& behind,
+                             const FastMlpWeights<T>& d, const FastMlpWeights<T>& to) {
   const int64_t token = b * n.length + t;
   const T* q = args.in[0].ptr<T>() + token * n.dk;
   const T* dvhat = args.dout[0].ptr<T>() + token * n.dv;
@@ -177,7 +177,7 @@ void fast_mlp_backward_token(const OpArgs& args, const FastMlpSizes& n, int64_t 
       dg[i] = da[i] * h.up[i] * h.slope[i];
     }
     fast_mlp_times(d.down, d.b_down, h.a.data(), n.dv, n.hidden, y_dot.data());
-    fast_mlp_times<T>(w.down, nullptr, a_dot.data(), n.dv, n.hidden, y_dot.data());
+    fast_mlp_times<T>(behind.down, nullptr, a_dot.data(), n.dv, n.hidden, y_dot.data());
     for (int64_t i = 0; i < n.dv; ++i) {
       ybar[i] += scale * y_dot[i];
       for (int64_t from = n.target_first(t); from <= t + n.set.lookahead && dv != nullptr; ++from) {
@@ -190,7 +190,7 @@ void fast_mlp_backward_token(const OpArgs& args, const FastMlpSizes& n, int64_t 
     fast_mlp_times_transposed(d.up, du.data(), n.hidden, n.dk, dqt.data());
     fast_mlp_times_transposed(d.gate, dg.data(), n.hidden, n.dk, dqt.data());
   }
-  fast_mlp_times_transposed(w.down, ybar.data(), n.dv, n.hidden, abar.data());
+  fast_mlp_times_transposed(behind.down, ybar.data(), n.dv, n.hidden, abar.data());
   for (int64_t i = 0; i < n.hidden; ++i) {
     ubar[i] += abar[i] * h.s[i];
     gbar[i] += abar[i] * h.up[i] * h.slope[i];
@@ -198,8 +198,8 @@ void fast_mlp_backward_token(const OpArgs& args, const FastMlpSizes& n, int64_t 
   fast_mlp_add_outer(ybar.data(), h.a.data(), n.dv, n.hidden, to.down, to.b_down);
   fast_mlp_add_outer(ubar.data(), q, n.hidden, n.dk, to.up, to.b_up);
   fast_mlp_add_outer(gbar.data(), q, n.hidden, n.dk, to.gate, to.b_gate);
-  fast_mlp_times_transposed(w.up, ubar.data(), n.hidden, n.dk, dqt.data());
-  fast_mlp_times_transposed(w.gate, gbar.data(), n.hidden, n.dk, dqt.data());
+  fast_mlp_times_transposed(behind.up, ubar.data(), n.hidden, n.dk, dqt.data());
+  fast_mlp_times_transposed(behind.gate, gbar.data(), n.hidden, n.dk, dqt.data());
   for (int64_t i = 0; i < n.dk && dq != nullptr; ++i) {
     dq[token * n.dk + i] += dqt[i];
   }
@@ -217,10 +217,11 @@ void fast_mlp_backward_reference(const OpArgs& args) {
     std::vector<T> d(static_cast<size_t>(n.packed));  // nothing reads the weights after the end
     for (int64_t c = n.chunks - 1; c >= 0; --c) {
       const auto w = FastMlpWeights<T>::at_chunk(args, n, r, c);
+      const auto behind = FastMlpWeights<T>::behind_chunk(args, n, r, c);
       std::vector<T> next = d;
       for (int64_t b = r * n.rows; b < (r + 1) * n.rows; ++b) {
         for (int64_t t = n.begin(c); t < n.end(c); ++t) {
-          fast_mlp_backward_token(args, n, c, b, t, w, FastMlpWeights<T>::of(d.data(), n),
+          fast_mlp_backward_token(args, n, c, b, t, w, behind, FastMlpWeights<T>::of(d.data(), n),
                                   FastMlpWeights<T>::of(next.data(), n));
         }
       }

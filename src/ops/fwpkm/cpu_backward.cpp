@@ -81,6 +81,14 @@ class Backward {
   bool cut_after(int64_t c) const {
     return s.set.bptt_chunks > 0 && (c + 1) % s.set.bptt_chunks == 0;
   }
+  // The row that a read of chunk c found, but see late_values.
+  const float* row_behind(int64_t c, int64_t read) const {
+    const int32_t last =
+        s.set.late_values && c == 0 && s.set.write
+            ? args_.out[FwpkmOut::writes].ptr<int32_t>()[int64_t{chain_[read]} * 3 + 2]
+            : -1;
+    return rows_.at(last >= 0 ? last : source_[read], slots_[read]);
+  }
   int64_t sub(int64_t j, int64_t book) const { return (j * s.books + book) * s.k; }
 
   // No gradient of fast weights from here on.
@@ -250,9 +258,9 @@ class Backward {
         for (int64_t r = 0; r < s.reads; ++r) {
           const int64_t at = t * s.reads + r;
           if (r + 1 < s.reads) {
-            prefetch_row(rows_.at(source_[at + 1], slots_[at + 1]), s.dv);
+            prefetch_row(row_behind(c, at + 1), s.dv);
           }
-          dw[r] += dot(d, dread, rows_.at(source_[at], slots_[at]), s.dv);
+          dw[r] += dot(d, dread, row_behind(c, at), s.dv);
           mean += w[r] * dw[r];
         }
         for (int64_t r = 0; r < s.reads; ++r) {

@@ -28,6 +28,10 @@ struct FwpkmSettings {
   bool official = false;    // SPEC's "compat: official"; `step` is then without C/(C-L)
   bool shared = false;      // all rows of the batch write one table; else each row its own
   bool write = true;        // false: read only
+  // Backward takes, for the rows that the first chunk read, those after the last one, as the
+  // released code does: it writes them over the first ones while autograd still needs those. Not
+  // the gradient of anything; for comparing with numbers made by that code.
+  bool late_values = false;
 };
 
 // A selection to be taken instead of searching for the best: for comparing runs whose rounding

@@ -112,6 +112,12 @@ class FwpkmTwin {
     return s.set.dot ? sum : -std::log(static_cast<T>(kIdwEps) + sum);
   }
 
+  // The row that backward takes for one that chunk c read: itself, but see late_values.
+  const std::vector<T>& late_row(int64_t c, const Place& place) const {
+    const auto it = now_.find(place);
+    return s.set.late_values && c == 0 && it != now_.end() ? it->second : chunks_[c].rows.at(place);
+  }
+
   void select(int64_t t);
   void read(int64_t c, int64_t t, int64_t b);
   // P, the softmax over the selected sub-scores of a token in a codebook.
@@ -515,7 +521,7 @@ void FwpkmTwin<T>::backward_chunk(int64_t c, std::vector<T>* E, Table* D) {
     }
     T mean = 0;
     for (int64_t r = 0; r < s.reads; ++r) {
-      const std::vector<T>& row = rows.at(place(t, r));
+      const std::vector<T>& row = late_row(c, place(t, r));
       std::vector<T>& to = dD[place(t, r)];
       to.resize(static_cast<size_t>(s.dv));
       for (int64_t i = 0; i < s.dv; ++i) {
