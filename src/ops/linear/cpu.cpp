@@ -137,6 +137,15 @@ HWY_EXPORT(column_sums);
 HWY_EXPORT(copy_or_add);
 HWY_EXPORT(start_rows);
 
+namespace {
+
+// The product for rows x outs x ins.
+auto product(int64_t rows, int64_t outs, int64_t ins) {
+  return rows * outs <= kSmallProduct / ins ? &gemm_in_double : &gemm;
+}
+
+}  // namespace
+
 void linear_forward_cpu(const OpArgs& args) {
   const int64_t rows = args.in[0].rows(), outs = args.in[1].dim(0), ins = args.in[1].dim(1);
   if (rows <= kFewRows) {
@@ -148,20 +157,20 @@ void linear_forward_cpu(const OpArgs& args) {
   if (start) {
     HWY_DYNAMIC_DISPATCH(start_rows)(args);
   }
-  gemm(false, true, rows, outs, ins, 1.0f, args.in[0].ptr<float>(), ins, args.in[1].ptr<float>(),
-       ins, start ? 1.0f : 0.0f, y, outs);
+  product(rows, outs, ins)(false, true, rows, outs, ins, 1.0f, args.in[0].ptr<float>(), ins,
+                           args.in[1].ptr<float>(), ins, start ? 1.0f : 0.0f, y, outs);
 }
 
 void linear_backward_cpu(const OpArgs& args) {
   const int64_t rows = args.in[0].rows(), outs = args.in[1].dim(0), ins = args.in[1].dim(1);
   const float* dy = args.dout[0].ptr<float>();
   if (args.din[1]) {
-    gemm(true, false, outs, ins, rows, 1.0f, dy, outs, args.in[0].ptr<float>(), ins,
-         args.accumulate[1] ? 1.0f : 0.0f, args.din[1].ptr<float>(), ins);
+    product(rows, outs, ins)(true, false, outs, ins, rows, 1.0f, dy, outs, args.in[0].ptr<float>(),
+                             ins, args.accumulate[1] ? 1.0f : 0.0f, args.din[1].ptr<float>(), ins);
   }
   if (args.din[0]) {
-    gemm(false, false, rows, ins, outs, 1.0f, dy, outs, args.in[1].ptr<float>(), ins,
-         args.accumulate[0] ? 1.0f : 0.0f, args.din[0].ptr<float>(), ins);
+    product(rows, outs, ins)(false, false, rows, ins, outs, 1.0f, dy, outs, args.in[1].ptr<float>(),
+                             ins, args.accumulate[0] ? 1.0f : 0.0f, args.din[0].ptr<float>(), ins);
   }
   if (args.din[2]) {
     HWY_DYNAMIC_DISPATCH(column_sums)(args);
