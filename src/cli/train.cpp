@@ -139,9 +139,11 @@ int run(const Arguments& a, const Common& common) {
   std::signal(SIGTERM, on_signal);
   Progress bar("train");
   TrainEvents events;
-  events.step = [&](int64_t step, int64_t steps, double loss, double speed) {
+  events.step = [&](int64_t step, int64_t steps, double loss, double speed,
+                    const std::string& memory) {
     bar.update(static_cast<double>(step) / static_cast<double>(steps),
-               fmt::format("step {}/{}, loss {:.4f}, {:.0f} tokens/s", step, steps, loss, speed));
+               fmt::format("step {}/{}, loss {:.4f}, {}{}{:.0f} tokens/s", step, steps, loss,
+                           memory, memory.empty() ? "" : ", ", speed));
   };
   events.note = [&](const std::string& text) {
     bar.finish();

@@ -141,7 +141,7 @@ void RunFolder::start_over() {
 
 void RunFolder::save(int64_t step, const Model& model, const AdamW& optimizer,
                      const nlohmann::json& state, const std::vector<ExtraFile>& files, int keep,
-                     int64_t best_step) {
+                     int64_t best_step, const std::function<void(const fs::path&)>& extra) {
   const fs::path all = path_ / kCheckpoints;
   std::error_code error;
   fs::create_directories(all, error);
@@ -158,6 +158,9 @@ void RunFolder::save(int64_t step, const Model& model, const AdamW& optimizer,
     write_optimizer(temporary / "optimizer.safetensors", optimizer);
     for (const ExtraFile& file : files) {
       write_text_atomic(temporary / file.name, file.content);
+    }
+    if (extra) {
+      extra(temporary);
     }
     write_text_atomic(temporary / "run.json", state.dump(2) + "\n");
     sync_folder(temporary);

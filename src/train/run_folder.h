@@ -11,6 +11,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
@@ -49,9 +50,10 @@ class RunFolder {
 
   // Writes a checkpoint of `step`, points `best` at it if `best_step` is this step, and removes
   // all but the newest `keep` and the best. `state` is anything that the run needs to go on, as
-  // JSON. `files` are written beside the model.
+  // JSON. `files` are written beside the model, and `extra` may write more into the folder.
   void save(int64_t step, const Model& model, const AdamW& optimizer, const nlohmann::json& state,
-            const std::vector<ExtraFile>& files, int keep, int64_t best_step);
+            const std::vector<ExtraFile>& files, int keep, int64_t best_step,
+            const std::function<void(const std::filesystem::path&)>& extra = {});
   // Loads weights and optimizer of a checkpoint and returns its state.
   nlohmann::json restore(const Checkpoint& checkpoint, Model* model, AdamW* optimizer) const;
 

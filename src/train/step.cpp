@@ -62,13 +62,17 @@ double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> t
 StepResult train_step(Model& model, Pool& pool, AdamW& optimizer, std::span<const int32_t> tokens,
                       int64_t batch, int64_t seq, const AdamWSettings& settings, double clip) {
   StepResult result;
-  result.loss = accumulate_gradients(model, pool, tokens, batch, seq, 1.0);
+  std::vector<MemoryRecord> records;
+  ForwardOptions options;
+  options.records = &records;
+  result.loss = accumulate_gradients(model, pool, tokens, batch, seq, 1.0, options);
   Profile::time("optimizer", false, [&] {
     result.grad_norm = optimizer.gradient_norm();
     const double scale =
         clip > 0 && result.grad_norm > clip ? clip / (result.grad_norm + 1e-6) : 1.0;
     optimizer.step(settings, scale);
   });
+  commit(records, model.config(), &model.parameters());
   return result;
 }
 

@@ -24,7 +24,8 @@ double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> t
                             int64_t batch, int64_t seq, double weight,
                             const ForwardOptions& options = {}, int32_t hide_after = -1);
 
-// accumulate_gradients, clipping to `clip` (0: none), and one optimizer step.
+// accumulate_gradients, clipping to `clip` (0: none), one optimizer step, and what the memories
+// wrote is kept.
 StepResult train_step(Model& model, Pool& pool, AdamW& optimizer, std::span<const int32_t> tokens,
                       int64_t batch, int64_t seq, const AdamWSettings& settings, double clip);
 

@@ -5,7 +5,9 @@
 
 #include "base/random.h"
 #include "base/timer.h"
+#include "model/memory_stats.h"
 #include "ops/lm_loss/lm_loss.h"
+#include "train/carried.h"
 #include "train/schedule.h"
 #include "train/step.h"
 
@@ -14,6 +16,9 @@ namespace {
 
 // Streams of the run's random numbers; each is indexed by the step.
 enum RandomStream : uint64_t { kPswaStream = 1 };
+
+// What rows carry from sequence to sequence, in a checkpoint.
+constexpr const char* kCarriedFile = "carried.safetensors";
 
 class Trainer {
  public:
@@ -25,7 +30,8 @@ class Trainer {
         data_(std::move(data)),
         model_(config, device, true),
         pool_(device),
-        optimizer_(&model_.parameters()) {}
+        optimizer_(&model_.parameters()),
+        carried_(model_, pool_, config.train.micro()) {}
 
   TrainResult run();
 
@@ -48,7 +54,9 @@ class Trainer {
   Model model_;
   Pool pool_;
   AdamW optimizer_;
-  int64_t done_ = 0;  // steps
+  CarriedMemory carried_;
+  MemoryStats memory_;  // of the step
+  int64_t done_ = 0;    // steps
   int64_t best_step_ = -1;
   double best_loss_ = std::numeric_limits<double>::infinity();
   double last_valid_ = std::numeric_limits<double>::quiet_NaN();
@@ -62,6 +70,9 @@ void Trainer::start() {
   if (options_.resume && !checkpoints.empty()) {
     const Checkpoint& last = checkpoints.back();
     const nlohmann::json state = folder_.restore(last, &model_, &optimizer_);
+    if (!carried_.empty()) {
+      carried_.load(last.path / kCarriedFile);
+    }
     data_.train->restore(state.at("data"));
     done_ = last.step;
     best_step_ = state.at("best_step");
@@ -87,7 +98,12 @@ nlohmann::json Trainer::state() const {
 }
 
 void Trainer::save(int64_t step) {
-  folder_.save(step, model_, optimizer_, state(), options_.files, options_.keep, best_step_);
+  const auto extra = [&](const std::filesystem::path& folder) {
+    if (!carried_.empty()) {
+      carried_.save(folder / kCarriedFile);
+    }
+  };
+  folder_.save(step, model_, optimizer_, state(), options_.files, options_.keep, best_step_, extra);
 }
 
 double Trainer::accumulate(int64_t step) {
@@ -99,10 +115,19 @@ double Trainer::accumulate(int64_t step) {
   }
   const int64_t parts = (t.batch + t.micro() - 1) / t.micro();
   double loss = 0;
+  memory_.clear();
   for (int64_t part = 0; part < parts; ++part) {
     const Batch batch = data_.train->next();
+    std::vector<MemoryRecord> records;
+    carried_.start_batch(batch.continues);
+    forward.rows = carried_.layers();
+    forward.records = &records;
     loss += accumulate_gradients(model_, pool_, batch.tokens, batch.rows, batch.seq,
                                  1.0 / static_cast<double>(parts), forward, hide_after());
+    for (const MemoryRecord& record : records) {
+      memory_.add(record, model_.config());
+    }
+    commit(records, model_.config(), &model_.parameters(), carried_.layers());
   }
   return loss / static_cast<double>(parts);
 }
@@ -174,12 +199,15 @@ TrainResult Trainer::run() {
                            {"lr", adam.lr},
                            {"grad_norm", norm},
                            {"tokens_per_second", speed}};
+    if (!memory_.empty()) {
+      line["memory"] = memory_.json();
+    }
     if (data_.valid && options_.valid_every > 0 &&
         (step % options_.valid_every == 0 || step == t.steps)) {
       validate_model(step, &line);
     }
     folder_.add_metrics(line);
-    events_.step(step, t.steps, loss, speed);
+    events_.step(step, t.steps, loss, speed, memory_.brief());
     if (data_.sample && options_.sample_every > 0 && step % options_.sample_every == 0) {
       events_.note(fmt::format("step {}: {}", step, data_.sample(model_)));
     }

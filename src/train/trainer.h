@@ -37,7 +37,10 @@ struct TrainData {
 
 // What the loop tells the program that shows it.
 struct TrainEvents {
-  std::function<void(int64_t step, int64_t steps, double loss, double tokens_per_second)> step;
+  // `memory` says how the memories do, or is empty.
+  std::function<void(int64_t step, int64_t steps, double loss, double tokens_per_second,
+                     const std::string& memory)>
+      step;
   std::function<void(const std::string& text)> note;  // validation, samples, checkpoints
   std::function<bool()> stop;                         // asked between steps: leave after saving
 };
