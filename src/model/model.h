@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/lact.h"
 #include "model/parameters.h"
 #include "model/state.h"
 #include "tensor/tensor.h"
@@ -13,12 +14,12 @@ namespace fwpkm {
 
 struct ForwardOptions {
   // State of an earlier call to go on from; null reads a sequence from its start. Gradients stop
-  // at the state, so recording with one is refused for attention layers.
+  // at the state, so recording with one is refused for attention and LaCT layers.
   State* state = nullptr;
   // pSWA: restricts full attention to a window in this pass (0: not).
   int64_t full_attention_window = 0;
   // [B,T] int32: where in its row each token's document begins. If given, no mixer sees across the
-  // border of a document. Not together with a state.
+  // border of a document. Not together with a state, and not in a LaCT model.
   Tensor starts;
 };
 
@@ -53,6 +54,7 @@ class Model {
   Parameters parameters_;
   Tensor embedding_, final_norm_;
   std::vector<std::shared_ptr<const Layer>> layers_;
+  std::vector<LactLayer> lact_layers_;  // in place of layers_ in a LaCT model
 };
 
 // Refuses, by name, a model with layers that cannot run yet.

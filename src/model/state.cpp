@@ -35,6 +35,10 @@ State State::start(const ModelConfig& config, Run& run, int64_t batch) {
   state.layers.resize(static_cast<size_t>(config.layers));
   const GdnConfig& g = config.gdn;
   for (int l = 0; l < config.layers; ++l) {
+    if (config.mixer(l) == Mixer::kLact) {
+      state.layers[static_cast<size_t>(l)].lact = LactState::make(
+          run, batch, config.lact.heads, config.hidden_size / config.lact.heads, config.lact.chunk);
+    }
     if (config.mixer(l) != Mixer::kGdn) {
       continue;
     }

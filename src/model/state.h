@@ -1,10 +1,11 @@
-// What a model remembers of the tokens it has read so far, apart from fast weights: the state of
-// token mixers. Given to a forward pass, it is read and moved on.
+// What a model remembers of the tokens it has read so far: the state of token mixers, LaCT's fast
+// weights among them, but not that of memories. Given to a forward pass, it is read and moved on.
 #pragma once
 
 #include <vector>
 
 #include "model/config.h"
+#include "ops/lact/lact.h"
 #include "tensor/tensor.h"
 
 namespace fwpkm {
@@ -24,6 +25,7 @@ struct MixerState {
   Tensor delta;  // GDN: [B, value heads, key_dim, value_dim]
   Tensor tail;   // GDN: [B, conv-1, channels]
   KvCache cache;
+  LactState lact;
 };
 
 struct State {

@@ -5,12 +5,18 @@
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gate/gate.h"
+#include "ops/lact/lact.h"
+#include "ops/lact_out/lact_out.h"
+#include "ops/lact_qk/lact_qk.h"
+#include "ops/lact_rates/lact_rates.h"
 #include "ops/linear/linear.h"
 #include "ops/lm_loss/lm_loss.h"
+#include "ops/low_rank/low_rank.h"
 #include "ops/norm_gate/norm_gate.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/pkm_read/pkm_read.h"
 #include "ops/rms_norm/rms_norm.h"
+#include "ops/rope/rope.h"
 #include "ops/short_conv/short_conv.h"
 #include "ops/swiglu/swiglu.h"
 
@@ -46,6 +52,12 @@ std::span<const OpInfo> all_ops() {
       {&kDeltaRule, &delta_rule_cases},
       {&kNormGate, &norm_gate_cases},
       {&kPkmRead, &pkm_read_cases},
+      {&kRope, &rope_cases},
+      {&kLowRank, &low_rank_cases},
+      {&kLactQk, &lact_qk_cases},
+      {&kLactRates, &lact_rates_cases},
+      {&kLact, &lact_cases},
+      {&kLactOut, &lact_out_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;
