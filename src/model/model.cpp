@@ -206,6 +206,9 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   int64_t position = 0;
   require(options.state == nullptr || !options.starts, "model",
           "borders of documents can be hidden in whole sequences only, not on top of a state");
+  require(
+      !lact || !options.starts, "model",
+      "borders of documents cannot be hidden in a LaCT model: its fast weights see all of a row");
   if (options.state != nullptr) {
     require(options.state->batch == tokens.dim(0), "model",
             "the state is for {} sequences, but {} were given", options.state->batch,
@@ -227,8 +230,6 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   Tensor h = embedding(run, tokens, embedding_);
   for (int l = 0; l < config_.layers; ++l) {
     if (lact) {
-      require(!options.starts, "lact",
-              "borders of documents cannot be hidden in a LaCT model: its fast weights read on");
       MixerState* state =
           options.state == nullptr ? nullptr : &options.state->layers[static_cast<size_t>(l)];
       h = lact_layer(run, config_, lact_layers_[static_cast<size_t>(l)], h, cos, sin, state);
