@@ -318,6 +318,7 @@ TEST(Config, LactNeedsSquareAttention) {
   expect_error([&] { parse(file, {"attention.kv_heads=3"}); }, {"set attention.kv_heads=6"});
   expect_error([&] { parse(file, {"attention.heads=12"}); }, {"do not make hidden_size=96"});
   expect_error([&] { parse(file, {"lact.heads=5"}); }, {"does not divide hidden_size=96"});
+  expect_error([&] { parse(file, {"train.hide_borders=true"}); }, {"train.hide_borders=false"});
   expect_error([&] { parse(file, {"fwpkm.layers=1"}); }, {"no pkm, fwpkm or fwmlp"});
   expect_error([&] { parse(file, {"mixers=fa,fa"}); }, {"[lact] mixers"});
 }

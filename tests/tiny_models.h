@@ -43,6 +43,14 @@ inline std::vector<TinyModel> tiny_models() {
   yarn["attention"]["rotary_fraction"] = 1.0;
   yarn["attention"]["yarn_factor"] = 5;
   models.push_back({"yarn", yarn});
+  // Fast heads of 12 lie across attention heads of 8; rates are large enough for updates to count.
+  nlohmann::json lact = base;
+  lact["name"] = "lact";
+  lact["architecture"] = "lact";
+  lact["layers"] = 2;
+  lact["attention"] = {{"heads", 3}, {"kv_heads", 3}, {"head_dim", 8}, {"rotary_fraction", 0.5}};
+  lact["lact"] = {{"heads", 2}, {"window", 5}, {"chunk", 4}, {"low_rank", 3}, {"lr", 0.5}};
+  models.push_back({"lact", lact});
   return models;
 }
 

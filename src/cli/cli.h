@@ -41,6 +41,8 @@ std::string table(const std::vector<std::vector<std::string>>& rows);
 std::vector<ModelConfig> load_configs(const std::vector<std::string>& paths, const Common& common);
 
 void add_check(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_curves(CLI::App& app);
 void add_golden(CLI::App& app);
 void add_run(CLI::App& app);
 void add_cost(CLI::App& app);

@@ -120,6 +120,8 @@ class Checker {
     ensure(a.kv_heads == a.heads, "lact",
            "kv_heads={} differs from heads={}; LaCT has no shared heads, set attention.kv_heads={}",
            a.kv_heads, a.heads, a.heads);
+    ensure(!c_.train.hide_borders, "lact",
+           "borders of documents cannot be hidden in a LaCT model; set train.hide_borders=false");
     ensure(c_.hidden_size % c_.lact.heads == 0, "lact",
            "heads={} does not divide hidden_size={}; change lact.heads", c_.lact.heads,
            c_.hidden_size);

@@ -23,11 +23,6 @@ constexpr double kPkmNormEps = 1e-6;
 
 }  // namespace
 
-void require_runnable(const ModelConfig& c) {
-  require(c.architecture != Architecture::kLact, "model",
-          "{}: LaCT layers cannot be run by this version; it counts their cost only", c.name);
-}
-
 void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, bool allow_none) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     require((tokens[i] >= 0 || (allow_none && tokens[i] == -1)) && tokens[i] < config.vocab_size,
@@ -39,11 +34,15 @@ void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, 
 }
 
 Model::Model(ModelConfig config, Device device, bool gradients, bool dry)
-    : config_((require_runnable(config), std::move(config))),
-      parameters_(config_, device, gradients, dry) {
+    : config_(std::move(config)), parameters_(config_, device, gradients, dry) {
   const Parameters& p = parameters_;
-  embedding_ = p.at("model.embed_tokens.weight");
   final_norm_ = p.at("model.norm.weight");
+  if (config_.architecture == Architecture::kLact) {
+    embedding_ = p.at("model.embeddings.weight");
+    lact_layers_ = lact_layers(config_, p);
+    return;
+  }
+  embedding_ = p.at("model.embed_tokens.weight");
   for (int l = 0; l < config_.layers; ++l) {
     auto layer = std::make_shared<Layer>();
     const std::string at = fmt::format("model.layers.{}.", l);
@@ -198,11 +197,15 @@ Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
 }
 
 Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& options) const {
-  const RmsNormSettings norm = {config_.norm_eps, 1.0, false};
+  const bool lact = config_.architecture == Architecture::kLact;
+  const RmsNormSettings norm = {config_.norm_eps, lact ? 0.0 : 1.0, false};
   const int64_t time = tokens.dim(1);
   int64_t position = 0;
   require(options.state == nullptr || !options.starts, "model",
           "borders of documents can be hidden in whole sequences only, not on top of a state");
+  require(
+      !lact || !options.starts, "model",
+      "borders of documents cannot be hidden in a LaCT model: its fast weights see all of a row");
   if (options.state != nullptr) {
     require(options.state->batch == tokens.dim(0), "model",
             "the state is for {} sequences, but {} were given", options.state->batch,
@@ -211,7 +214,7 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   }
   Tensor cos, sin;
   if (config_.rotary_dim() > 0 &&
-      (config_.has_mixer(Mixer::kFa) || config_.has_mixer(Mixer::kSwa))) {
+      (config_.has_mixer(Mixer::kFa) || config_.has_mixer(Mixer::kSwa) || lact)) {
     std::vector<double> cos_table, sin_table;
     rope_table({config_.attention.head_dim, config_.attention.rotary_fraction,
                 config_.attention.rope_theta, config_.attention.yarn_factor, config_.yarn_length()},
@@ -223,15 +226,21 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
 
   Tensor h = embedding(run, tokens, embedding_);
   for (int l = 0; l < config_.layers; ++l) {
-    const Layer& layer = *layers_[static_cast<size_t>(l)];
-    if (config_.has_fwpkm(l) || config_.has_fwmlp(l)) {
-      h = memory(run, layer, h, l, options);
+    if (lact) {
+      LayerState* state =
+          options.state == nullptr ? nullptr : &options.state->layers[static_cast<size_t>(l)];
+      h = lact_layer(run, config_, lact_layers_[static_cast<size_t>(l)], h, cos, sin, state);
+    } else {
+      const Layer& layer = *layers_[static_cast<size_t>(l)];
+      if (config_.has_fwpkm(l) || config_.has_fwmlp(l)) {
+        h = memory(run, layer, h, l, options);
+      }
+      const Tensor x = rms_norm(run, h, layer.input_norm, norm);
+      h = config_.mixer(l) == Mixer::kGdn ? gdn(run, layer, x, h, l, options)
+                                          : attention(run, layer, x, h, l, options, cos, sin);
+      const Tensor y = rms_norm(run, h, layer.post_norm, norm);
+      h = config_.has_pkm(l) ? pkm(run, layer, y, h) : mlp(run, layer, y, h);
     }
-    const Tensor x = rms_norm(run, h, layer.input_norm, norm);
-    h = config_.mixer(l) == Mixer::kGdn ? gdn(run, layer, x, h, l, options)
-                                        : attention(run, layer, x, h, l, options, cos, sin);
-    const Tensor y = rms_norm(run, h, layer.post_norm, norm);
-    h = config_.has_pkm(l) ? pkm(run, layer, y, h) : mlp(run, layer, y, h);
     if (run.trace) {
       run.trace(fmt::format("trace.{}.hidden", l), h);
     }

@@ -6,6 +6,7 @@
 
 #include "model/config.h"
 #include "model/fast_state.h"
+#include "model/lact.h"
 #include "model/parameters.h"
 #include "model/state.h"
 #include "tensor/tensor.h"
@@ -14,12 +15,12 @@ namespace fwpkm {
 
 struct ForwardOptions {
   // State of an earlier call to go on from; null reads a sequence from its start. Gradients stop
-  // at the state, so recording with one is refused for attention layers.
+  // at the state, so recording with one is refused for attention and LaCT layers.
   State* state = nullptr;
   // pSWA: restricts full attention to a window in this pass (0: not).
   int64_t full_attention_window = 0;
   // [B,T] int32: where in its row each token's document begins. If given, no mixer sees across the
-  // border of a document. Not together with a state.
+  // border of a document. Not together with a state, and not in a LaCT model.
   Tensor starts;
   // False: fast-weight memories are only read. On a stream the tokens never enter the queue.
   bool write_memory = true;
@@ -82,10 +83,9 @@ class Model {
   Parameters parameters_;
   Tensor embedding_, final_norm_;
   std::vector<std::shared_ptr<const Layer>> layers_;
+  std::vector<LactLayer> lact_layers_;  // in place of layers_ in a LaCT model
 };
 
-// Refuses, by name, a model with layers that cannot run yet.
-void require_runnable(const ModelConfig& config);
 // Refuses tokens outside the vocabulary, telling the first one and where it stands.
 void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, bool allow_none);
 

@@ -44,6 +44,10 @@ void State::reset_mixers(const ModelConfig& config, Run& run) {
   for (int l = 0; l < config.layers; ++l) {
     LayerState& layer = layers[static_cast<size_t>(l)];
     layer.cache = KvCache();
+    if (config.mixer(l) == Mixer::kLact) {
+      layer.lact = LactState::make(run, batch, config.lact.heads,
+                                   config.hidden_size / config.lact.heads, config.lact.chunk);
+    }
     if (config.mixer(l) != Mixer::kGdn) {
       continue;
     }

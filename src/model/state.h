@@ -6,6 +6,7 @@
 
 #include "model/config.h"
 #include "model/fast_state.h"
+#include "ops/lact/lact.h"
 #include "tensor/tensor.h"
 
 namespace fwpkm {
@@ -26,6 +27,7 @@ struct LayerState {
   Tensor tail;   // GDN: [B, conv-1, channels]
   KvCache cache;
   std::vector<FastStream> fast;  // one per sequence, in layers with a memory
+  LactState lact;
 };
 
 struct State {

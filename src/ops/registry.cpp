@@ -5,16 +5,22 @@
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embedding/embedding.h"
-#include "ops/fwpkm/fwpkm.h"
 #include "ops/fast_mlp/fast_mlp.h"
+#include "ops/fwpkm/fwpkm.h"
 #include "ops/gate/gate.h"
+#include "ops/lact/lact.h"
+#include "ops/lact_out/lact_out.h"
+#include "ops/lact_qk/lact_qk.h"
+#include "ops/lact_rates/lact_rates.h"
 #include "ops/linear/linear.h"
 #include "ops/lm_loss/lm_loss.h"
+#include "ops/low_rank/low_rank.h"
 #include "ops/memory_gate/memory_gate.h"
 #include "ops/norm_gate/norm_gate.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/pkm_read/pkm_read.h"
 #include "ops/rms_norm/rms_norm.h"
+#include "ops/rope/rope.h"
 #include "ops/short_conv/short_conv.h"
 #include "ops/swiglu/swiglu.h"
 #include "ops/z_score/z_score.h"
@@ -56,6 +62,12 @@ std::span<const OpInfo> all_ops() {
       {&kMemoryGate, &memory_gate_cases},
       {&kBlend, &blend_cases},
       {&kFastMlp, &fast_mlp_cases},
+      {&kRope, &rope_cases},
+      {&kLowRank, &low_rank_cases},
+      {&kLactQk, &lact_qk_cases},
+      {&kLactRates, &lact_rates_cases},
+      {&kLact, &lact_cases},
+      {&kLactOut, &lact_out_cases},
       {&kLmLoss, &lm_loss_cases},
   };
   return ops;

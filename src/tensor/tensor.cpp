@@ -170,8 +170,9 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
     return;
   }
   for (Tensor& t : in) {
-    if (t && t.node()->parent && !t.node()->parent->is_parameter) {
+    if (t && t.node()->parent && !t.node()->parent->is_parameter && !t.node()->counted) {
       Node& parent = *t.node()->parent;
+      t.node()->counted = true;
       parent.parts_elements += t.view().size();
       require(parent.parts_elements <= parent.value.size(), "tape",
               "parts of {} overlap; take each part once and reuse the handle", parent.value.name);

@@ -28,6 +28,7 @@ struct Node {
   // Set where this node is a part of another one. Parts of one node must not overlap.
   std::shared_ptr<Node> parent;
   int64_t parts_elements = 0;  // of the parent: elements that its parts cover together
+  bool counted = false;        // of a part: it is in its parent's parts_elements
 };
 
 // A handle to a node; cheap to copy. A default-made one stands for "not given".

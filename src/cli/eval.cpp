@@ -1,0 +1,142 @@
+#include <memory>
+
+#include "base/progress.h"
+#include "cli/cli.h"
+#include "eval/recall.h"
+#include "model/checkpoint.h"
+#include "train/run_folder.h"
+
+namespace fwpkm::cli {
+namespace {
+
+struct RecallArguments {
+  std::string model;
+  RecallOptions options;
+};
+
+std::string percent(const RecallShare& share) {
+  return share.questions == 0 ? "-" : fmt::format("{:.3f}", *share.recall());
+}
+
+nlohmann::json number(const RecallShare& share) {
+  return share.questions == 0 ? nlohmann::json(nullptr) : nlohmann::json(*share.recall());
+}
+
+int run_recall(const RecallArguments& a, const Common& common) {
+  const auto model =
+      load_model(find_model(a.model), common.parsed_device(), false, common.overrides);
+  Progress bar("recall");
+  const RecallResult r = evaluate_recall(*model, a.options, [&](double done) {
+    bar.update(done, fmt::format("{} sequences", a.options.sequences));
+  });
+  bar.finish();
+
+  std::vector<std::vector<std::string>> rows = {{"tokens back", "questions", "recall"}};
+  nlohmann::json distances = nlohmann::json::array();
+  for (const RecallResult::Distance& d : r.by_distance) {
+    distances.push_back({{"from", d.from},
+                         {"to", d.to},
+                         {"questions", d.share.questions},
+                         {"recall", number(d.share)}});
+    if (d.share.questions > 0) {
+      rows.push_back({fmt::format("{} to {}", d.from, d.to), fmt::format("{}", d.share.questions),
+                      percent(d.share)});
+    }
+  }
+  std::vector<std::vector<std::string>> readings = {
+      {"readings", "questions", "recall", "beyond the window"}};
+  nlohmann::json by_readings = nlohmann::json::array();
+  for (const RecallResult::Readings& row : r.by_readings) {
+    readings.push_back({fmt::format("{}", row.readings), fmt::format("{}", row.all.questions),
+                        percent(row.all), percent(row.beyond_window)});
+    by_readings.push_back({{"readings", row.readings},
+                           {"questions", row.all.questions},
+                           {"recall", number(row.all)},
+                           {"recall_beyond_window", number(row.beyond_window)}});
+  }
+  const std::string window = r.window < 0    ? std::string("attention sees everything")
+                             : r.window == 0 ? std::string("no attention")
+                                             : fmt::format("attention sees {} tokens", r.window);
+  say(common,
+      fmt::format("{}: {}; a memory writes every {} tokens{}; guessing scores {:.3f}\n\n{}\n"
+                  "beyond the window, and written: {} of {} questions\n"
+                  "beyond the window, not written yet: {} of {}; within the window: {} of {}\n",
+                  model->config().name, window, r.chunk,
+                  a.options.freeze ? ", but is frozen here" : "", r.chance, table(rows),
+                  percent(r.beyond_window), r.beyond_window.questions, percent(r.not_written),
+                  r.not_written.questions, percent(r.within_window), r.within_window.questions));
+  nlohmann::json examples = nlohmann::json::array();
+  std::string shown;
+  for (const RecallResult::Example& e : r.examples) {
+    const int64_t first_value = kRecallFirstKey + a.options.corpus.keys;
+    const auto value = [&](int32_t token) {
+      return token >= first_value ? fmt::format("value {}", token - first_value)
+                                  : fmt::format("token {}", token);
+    };
+    shown += fmt::format(
+        "  {:4} tokens ago it read: key {} {} has {}.  Asked for it, it says: {} {}\n", e.distance,
+        e.key[0] - kRecallFirstKey, e.key[1] - kRecallFirstKey, value(e.answer), value(e.expected),
+        e.answer == e.expected ? "(right)" : "(wrong)");
+    examples.push_back({{"key", {e.key[0], e.key[1]}},
+                        {"answer", e.answer},
+                        {"expected", e.expected},
+                        {"distance", e.distance}});
+  }
+  if (!shown.empty()) {
+    say(common, "\n" + shown);
+  }
+  if (!r.by_readings.empty()) {
+    say(common, fmt::format("\nAll facts read first, then all questions:\n\n{}", table(readings)));
+  }
+  emit(common, {{"name", model->config().name},
+                {"sequences", a.options.sequences},
+                {"freeze", a.options.freeze},
+                {"window", r.window < 0 ? nlohmann::json(nullptr) : nlohmann::json(r.window)},
+                {"chunk", r.chunk},
+                {"chance", r.chance},
+                {"recall_beyond_window", number(r.beyond_window)},
+                {"questions_beyond_window", r.beyond_window.questions},
+                {"recall_not_written", number(r.not_written)},
+                {"recall_within_window", number(r.within_window)},
+                {"by_distance", distances},
+                {"examples", examples},
+                {"by_readings", by_readings}});
+  return 0;
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  CLI::App* eval = app.add_subcommand("eval", "Evaluate a model");
+  eval->require_subcommand(1);
+  auto a = std::make_shared<RecallArguments>();
+  CLI::App* recall = eval->add_subcommand(
+      "recall", "How many facts of builtin:recall a model tells again, by distance and readings");
+  recall->add_option("--model", a->model, "Model folder, or the folder of a run")
+      ->type_name("DIR")
+      ->required();
+  recall
+      ->add_option("--readings", a->options.readings,
+                   "How often facts are read before the questions; several, as in 1,2,4")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  recall->add_flag("--freeze", a->options.freeze, "Memories are only read, never written");
+  recall->add_option("--sequences", a->options.sequences, "Held-out sequences")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  recall->add_option("--batch", a->options.batch, "Sequences at a time")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
+      ->capture_default_str();
+  recall->add_option("--tokens", a->options.corpus.tokens, "Tokens in a sequence")
+      ->check(CLI::Range(int64_t{8}, int64_t{1} << 24))
+      ->capture_default_str();
+  recall->add_option("--show", a->options.show, "Questions to show with the model's answers")
+      ->check(CLI::Range(int64_t{0}, int64_t{1000}))
+      ->capture_default_str();
+  recall->add_option("--seed", a->options.seed, "Seed of the corpus, as in training")
+      ->capture_default_str();
+  command(recall, [a](const Common& common) { return run_recall(*a, common); });
+}
+
+}  // namespace fwpkm::cli
