@@ -134,11 +134,15 @@ TEST_F(Cli, RunThenGolden) {
   EXPECT_EQ(run("golden " + dump + " --device reference --set norm_eps=0.01").status, 1);
 }
 
-TEST_F(Cli, GoldenRefusesLayersThatAreNotThere) {
-  const Outcome outcome = run("run --config " + config_ + " --set fwpkm.layers=1 --tokens " +
-                              tokens_ + " --dump " + (dir_ / "d.safetensors").string());
-  EXPECT_EQ(outcome.status, 1);
-  EXPECT_NE(outcome.err.find("FwPKM"), std::string::npos) << outcome.err;
+TEST_F(Cli, RunThenGoldenWithAMemory) {
+  const std::string dump = (dir_ / "dump.safetensors").string();
+  json_of(run("run --config " + config_ + " --tokens " + tokens_ + " --dump " + dump +
+              " --grad --weights --device reference --json - --set fwpkm.layers=1 --set "
+              "fwpkm.n_subkeys=6 --set fwpkm.topk=2 --set fwpkm.chunk=3"));
+  const auto golden = json_of(run("golden " + dump + " --json - --device reference"));
+  EXPECT_TRUE(golden["ok"].get<bool>());
+  EXPECT_EQ(golden["groups"].size(), 5u);  // with the fast weights after the run
+  EXPECT_EQ(run("golden " + dump + " --device reference --set fwpkm.chunk=4").status, 1);
 }
 
 TEST_F(Cli, CheckReportsEveryCase) {

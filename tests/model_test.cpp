@@ -342,11 +342,6 @@ TEST(OfficialCheckpoint, IsSavedAsItWas) {
 }
 
 TEST(ModelErrors, AreNamed) {
-  nlohmann::json json = tiny_models()[0].json;
-  json["fwpkm"] = {{"layers", {1}}, {"n_subkeys", 8}, {"topk", 2}};
-  expect_error([&] { Model model(parse_config(json, "test"), Device::cpu(), false); },
-               "layer 1 is a FwPKM layer");
-
   const ModelConfig config = parse_config(tiny_models()[0].json, "test");
   const std::vector<int32_t> tokens = {1, 2, 23};
   expect_error([&] { require_tokens(tokens, config, false); }, "token 23 (number 2");

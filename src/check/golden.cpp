@@ -25,13 +25,13 @@ constexpr std::string_view kAfter = "fast_after.";
 struct Outputs {
   std::map<std::string, std::vector<double>> values;
   std::map<std::string, std::vector<int64_t>> shapes;
+  std::vector<MemoryRecord> records;  // what the memories wrote; nothing is kept yet
 };
 
 std::vector<int64_t> dims_of(const Shape& shape) {
   return {shape.dims.begin(), shape.dims.begin() + shape.rank};
 }
 
-// Fast weights of the model are those after the run, afterwards.
 Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int64_t batch,
                   int64_t seq, bool gradients) {
   require_tokens(tokens, model.config(), false);
@@ -44,9 +44,8 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
     outputs.shapes[name] = dims_of(value.shape());
   };
   run.trace = keep;
-  std::vector<MemoryRecord> records;
   ForwardOptions options;
-  options.records = &records;
+  options.records = &outputs.records;
   const Shape shape = {batch, seq};
   const Tensor inputs = run.from_host("tokens", shape, split.inputs);
   const Tensor labels = run.from_host("labels", shape, split.labels);
@@ -62,7 +61,6 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
     const double one[] = {1.0};
     tape.backward(pool, loss, run.from_host("seed", {1}, one));
   }
-  commit(records, model.config(), &model.parameters());
   return outputs;
 }
 
@@ -193,7 +191,9 @@ GoldenResult run_golden(const std::filesystem::path& path, Device device,
   Model model(std::move(config), device, gradients);
   load_parameters(file, "weight.", model.config(), &model.parameters());
   Pool pool(device);
-  Outputs outputs = run_model(model, pool, rows.tokens, rows.rows, rows.length - 1, gradients);
+  const Outputs outputs =
+      run_model(model, pool, rows.tokens, rows.rows, rows.length - 1, gradients);
+  commit(outputs.records, model.config(), &model.parameters());
 
   Comparison comparison(file);
   for (const TensorInfo& info : file.tensors()) {
@@ -239,15 +239,16 @@ double write_dump(Model& model, std::span<const int32_t> tokens, int64_t batch, 
   }
   const Parameters& parameters = model.parameters();
   const auto& specs = parameters.specs();
-  const auto declare_all = [&](const char* prefix, bool wanted, bool fast_too) {
-    for (size_t p = 0; p < specs.size() && wanted; ++p) {
-      if (fast_too || !specs[p].fast) {
-        writer.declare(prefix + specs[p].name, dtype, dims_of(specs[p].shape));
+  const auto declare_all = [&](std::string_view prefix, bool slow, bool fast) {
+    for (const ParameterSpec& spec : specs) {
+      if (spec.fast ? fast : slow) {
+        writer.declare(std::string(prefix) + spec.name, dtype, dims_of(spec.shape));
       }
     }
   };
-  declare_all("weight.", options.weights, true);
+  declare_all("weight.", options.weights, options.weights);
   declare_all("grad.", options.gradients, false);
+  declare_all(kAfter, false, true);
 
   writer.append("token_ids", std::vector<int64_t>(tokens.begin(), tokens.end()));
   for (const auto& [name, values] : outputs.values) {
@@ -259,6 +260,12 @@ double write_dump(Model& model, std::span<const int32_t> tokens, int64_t batch, 
   for (size_t p = 0; p < specs.size() && options.gradients; ++p) {
     if (!specs[p].fast) {
       append_view(&writer, "grad." + specs[p].name, parameters.at(p).node()->grad);
+    }
+  }
+  commit(outputs.records, config, &model.parameters());
+  for (size_t p = 0; p < specs.size(); ++p) {
+    if (specs[p].fast) {
+      append_view(&writer, std::string(kAfter) + specs[p].name, parameters.at(p).view());
     }
   }
   writer.commit();

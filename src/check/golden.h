@@ -1,7 +1,8 @@
 // Comparing a whole model with numbers that another program printed, and printing our own.
 //
 // Such a file holds, beside the config in its metadata: weight.* (before the run), token_ids
-// [B, T+1] (inputs are the first T, labels the last T), logits, loss, grad.* and trace.*.
+// [B, T+1] (inputs are the first T, labels the last T), logits, loss, grad.*, trace.* and
+// fast_after.* (the fast weights after the run).
 #pragma once
 
 #include <filesystem>
@@ -38,7 +39,8 @@ struct DumpOptions {
 };
 
 // Runs a model on token_ids [batch, seq + 1] and writes such a file. Numbers are F64 on the
-// reference device and F32 elsewhere. Returns the loss.
+// reference device and F32 elsewhere. Returns the loss. The model keeps the fast weights that the
+// run wrote.
 double write_dump(Model& model, std::span<const int32_t> tokens, int64_t batch, int64_t seq,
                   const std::filesystem::path& file, const DumpOptions& options);
 

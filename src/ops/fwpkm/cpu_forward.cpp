@@ -200,10 +200,10 @@ class Forward {
     if (scratch.near == s.n) {
       return true;
     }
-    // No product of a sub-key that was left out is off by more than this.
+    // No product of a sub-key that was left out is off by more than this (README.md, "Selecting").
     const float norm = dot(d, q, q, s.half);
     const float slack =
-        0x1.0p-23f * static_cast<float>(s.half / 2 + 8) * (norm + plan_.max_norm[book]);
+        0x1.0p-23f * static_cast<float>(3 * s.half + 8) * (norm + plan_.max_norm[book]);
     return best[s.k - 1] > last + slack - (s.set.dot ? 0.0f : norm);
   }
 
