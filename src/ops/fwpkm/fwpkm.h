@@ -96,6 +96,18 @@ struct FwpkmSaved {
   enum : int { scores, share, source, chain, key_rows, key_starts, count };
 };
 
+// What a Profile calls the parts of the CPU kernels' time; together they are all of it.
+// read: scores, selection, weighted sums. The writes of values: errors, which slots are touched,
+// and new rows. Backward of values: through the value write and the weighted sums. The others:
+// sub-keys.
+struct FwpkmPhases {
+  static constexpr const char* read = "fwpkm.read";
+  static constexpr const char* write_values = "fwpkm.write_values";
+  static constexpr const char* write_keys = "fwpkm.write_keys";
+  static constexpr const char* backward_values = "fwpkm.backward_values";
+  static constexpr const char* backward_keys = "fwpkm.backward_keys";
+};
+
 // The sizes of a call.
 struct FwpkmSizes {
   FwpkmSettings set;
