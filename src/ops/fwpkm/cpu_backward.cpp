@@ -31,7 +31,7 @@ class Backward {
     ids_ = args.out[FwpkmOut::ids].ptr<int32_t>();
     picks_ = args.out[FwpkmOut::picks].ptr<int32_t>();
     rows_ = {args.in[FwpkmIn::values].ptr<float>(), args.in[FwpkmIn::rows].ptr<float>(),
-             args.out[FwpkmOut::rows].ptr<float>(), s.dv};
+             args.out[FwpkmOut::rows].ptr<float>(), s.dv, args.in[FwpkmIn::values].stride(0)};
     scores_ = args.saved[FwpkmSaved::scores].ptr<float>();
     share_ = args.saved[FwpkmSaved::share].ptr<float>();
     source_ = args.saved[FwpkmSaved::source].ptr<int32_t>();

@@ -35,7 +35,7 @@ class Forward {
     ids_ = args.out[FwpkmOut::ids].ptr<int32_t>();
     picks_ = args.out[FwpkmOut::picks].ptr<int32_t>();
     rows_ = {args.in[FwpkmIn::values].ptr<float>(), args.in[FwpkmIn::rows].ptr<float>(),
-             args.out[FwpkmOut::rows].ptr<float>(), s.dv};
+             args.out[FwpkmOut::rows].ptr<float>(), s.dv, args.in[FwpkmIn::values].stride(0)};
     constexpr size_t kLine = 64;
     stream_rows_ = reinterpret_cast<uintptr_t>(rows_.log) % kLine == 0 &&
                    static_cast<size_t>(s.dv) * sizeof(float) % kLine == 0;

@@ -56,8 +56,9 @@ struct FwpkmResult {
                   // (entries / owners)
 };
 
-// q [B, T, H*dk], v [B, T, dv], g [B, T] or empty (writes of weight 1), keys [H*2*n, dk/2] (by
-// head, codebook, sub-key), values [n*n, dv]. Gradients flow from the output to q, v and g.
+// q [B, T, H*dk], v [B, T, dv] or empty (if nothing is written), g [B, T] or empty (writes of
+// weight 1), keys [H*2*n, dk/2] (by head, codebook, sub-key), values [n*n, dv]: a table, or, with a
+// row stride of 0, one row that all slots start from. Gradients flow from the output to q, v and g.
 FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tensor& g,
                          const Tensor& keys, const Tensor& values, const FwpkmSettings& settings,
                          const OverlayViews& overlay = {}, const FwpkmSelection& selection = {});

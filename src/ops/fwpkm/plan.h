@@ -86,9 +86,10 @@ float memory_mean(const FwpkmSizes& s, const ChunkTokens& tokens);
 struct ValueRows {
   const float *table, *overlay, *log;
   int64_t dv;
+  int64_t table_stride;
   const float* at(int32_t source, int32_t slot) const {
     return source >= 0    ? log + source * dv
-           : source == -1 ? table + slot * dv
+           : source == -1 ? table + slot * table_stride
                           : overlay + (-2 - int64_t{source}) * dv;
   }
 };
