@@ -40,7 +40,7 @@ TEST_F(Cli, HelpIsCompleteEverywhere) {
   for (const std::string command :
        {"", "train", "generate", "model", "model info", "data", "data encode", "data tokenizer",
         "data info", "cost", "config", "run", "golden", "check", "bench", "bench train",
-        "bench decode"}) {
+        "bench decode", "bench memory"}) {
     const Outcome outcome = run(command + " --help");
     EXPECT_EQ(outcome.status, 0) << command;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << command;
@@ -85,6 +85,30 @@ TEST_F(Cli, ErrorsSayWhatWasWrong) {
         "outside the model's vocabulary");
   fails("bench train --config " + std::string(FWPKM_CONFIGS "/paper/gdn_fwpkm-2-6-10.json"),
         "FwPKM");
+}
+
+TEST_F(Cli, BenchMemoryTimesTheSizesInTheOrderGiven) {
+  const auto rows = json_of(run("bench memory --subkeys 24,9 --runs 2 --json -"))["rows"];
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["n_subkeys"], 24);
+  EXPECT_EQ(rows[1]["n_subkeys"], 9);
+  for (const auto& row : rows) {
+    for (const char* key :
+         {"read_us", "write_us", "backward_us", "value_write_us", "value_backward_us", "rss_mb"}) {
+      EXPECT_GT(row.at(key).get<double>(), 0) << key;
+    }
+    EXPECT_LT(row["value_write_us"], row["write_us"]);
+    EXPECT_LT(row["value_backward_us"], row["backward_us"]);
+  }
+}
+
+TEST_F(Cli, BenchMemoryRefusesWhatDoesNotFit) {
+  const Outcome outcome = run("bench memory --subkeys 16,20000 --json -");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_TRUE(outcome.out.empty()) << outcome.out;
+  EXPECT_NE(outcome.err.find("n_subkeys=20000 needs"), std::string::npos) << outcome.err;
+  EXPECT_EQ(run("bench memory --subkeys 4").status, 2);
+  EXPECT_EQ(run("bench memory --device reference --subkeys 16").status, 1);
 }
 
 TEST_F(Cli, CostPrintsOnlyJsonWhenAsked) {

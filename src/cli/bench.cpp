@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/error.h"
 #include "base/progress.h"
+#include "bench/memory.h"
 #include "cli/cli.h"
 
 namespace fwpkm::cli {
@@ -95,6 +97,55 @@ int run_decode(const DecodeArguments& a, const Common& common) {
   return 0;
 }
 
+int run_memory(const MemoryBenchOptions& options, const Common& common) {
+  require(common.parsed_device().kind == DeviceKind::kCpu, "bench",
+          "only the CPU kernels can be timed by parts; leave --device out");
+  Progress bar("bench memory");
+  const auto results =
+      bench_memory(options, [&](const std::string& what, double done) { bar.update(done, what); });
+  bar.finish();
+  std::vector<std::vector<std::string>> rows = {{"n_subkeys", "slots", "read us", "write us",
+                                                 "backward us", "value write us",
+                                                 "value backward us", "RSS MiB"}};
+  const auto line = [&](const std::string& name, const std::string& slots, int digits,
+                        const MemoryBenchRow& r, const std::string& rss) {
+    rows.push_back({name, slots});
+    for (const double x :
+         {r.read_us, r.write_us, r.backward_us, r.value_write_us, r.value_backward_us}) {
+      rows.back().push_back(fmt::format("{:.{}f}", x, digits));
+    }
+    rows.back().push_back(rss);
+  };
+  nlohmann::json json = nlohmann::json::array();
+  for (const MemoryBenchRow& r : results) {
+    line(std::to_string(r.n_subkeys), std::to_string(r.n_subkeys * r.n_subkeys), 2, r,
+         fmt::format("{:.0f}", r.rss_mb));
+    json.push_back({{"n_subkeys", r.n_subkeys},
+                    {"read_us", r.read_us},
+                    {"write_us", r.write_us},
+                    {"backward_us", r.backward_us},
+                    {"value_write_us", r.value_write_us},
+                    {"value_backward_us", r.value_backward_us},
+                    {"rss_mb", r.rss_mb}});
+  }
+  if (results.size() > 1) {
+    const MemoryBenchRow &a = results.front(), &b = results.back();
+    MemoryBenchRow growth;
+    growth.read_us = b.read_us / a.read_us;
+    growth.write_us = b.write_us / a.write_us;
+    growth.backward_us = b.backward_us / a.backward_us;
+    growth.value_write_us = b.value_write_us / a.value_write_us;
+    growth.value_backward_us = b.value_backward_us / a.value_backward_us;
+    line("last / first",
+         fmt::format("{:.1f}", static_cast<double>(b.n_subkeys * b.n_subkeys) /
+                                   static_cast<double>(a.n_subkeys * a.n_subkeys)),
+         2, growth, "");
+  }
+  say(common, table(rows));
+  emit(common, {{"rows", json}});
+  return 0;
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -124,6 +175,24 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   command(sub, [decode](const Common& common) { return run_decode(*decode, common); });
+
+  auto memory = std::make_shared<MemoryBenchOptions>();
+  sub = bench->add_subcommand(
+      "memory",
+      "The fast-weight memory alone, over tables of several sizes; sizes take turns. Microseconds "
+      "per token of one sequence of 8 chunks of 512, values and queries of 512, 8 slots read. "
+      "read: scores, selection, weighted sums of rows. write: what writing adds, values and "
+      "sub-keys. backward: all of it. value write, value backward: of those, the parts on value "
+      "rows (the rest is sub-keys). RSS: the process once that size has run");
+  sub->add_option("--subkeys", memory->subkeys, "Sub-keys per codebook; a table has their square")
+      ->type_name("N,N,...")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{8}, int64_t{46340}))
+      ->capture_default_str();
+  sub->add_option("--runs", memory->runs, "Timed runs of each size; medians are printed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command(sub, [memory](const Common& common) { return run_memory(*memory, common); });
 }
 
 }  // namespace fwpkm::cli

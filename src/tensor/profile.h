@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -12,7 +13,8 @@ struct OpTime {
   int64_t calls = 0;
 };
 
-// While one exists, every op call of this thread is timed and added up by op.
+// While one exists, every op call of this thread is timed and added up by op, and so are the phases
+// that kernels name.
 class Profile {
  public:
   Profile() : outer_(current_) { current_ = this; }
@@ -21,6 +23,8 @@ class Profile {
   Profile& operator=(const Profile&) = delete;
 
   const std::map<std::string, OpTime>& times() const { return times_; }
+  // Milliseconds of each phase, forward and backward alike.
+  const std::map<std::string, double>& phases() const { return phases_; }
 
   // Runs `kernel`, timed if a profile exists.
   template <typename Kernel>
@@ -37,10 +41,25 @@ class Profile {
     entry.calls += backward ? 0 : 1;
   }
 
+  // A part of a kernel, named "<op>.<part>". Runs `part`, timed if a profile exists; otherwise it
+  // costs a look at a pointer, so phases are for what runs once a chunk, not once a row.
+  template <typename Part>
+  static void phase(const char* name, Part&& part) {
+    if (current_ == nullptr) {
+      part();
+      return;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    part();
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
+    current_->phases_[name] += ms.count();
+  }
+
  private:
   static inline thread_local Profile* current_ = nullptr;
   Profile* outer_;
   std::map<std::string, OpTime> times_;
+  std::map<std::string, double> phases_;
 };
 
 }  // namespace fwpkm

@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "text/corpus.h"
-#include "text/hash.h"
 #include "text/utf8.h"
 #include "text/word_cache.h"
 

@@ -7,10 +7,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/parallel.h"
 #include "base/random.h"
 #include "text/corpus.h"
-#include "text/hash.h"
 #include "text/tokenizer.h"
 
 namespace fwpkm {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "text/hash.h"
+#include "base/hash.h"
 
 namespace fwpkm {
 namespace {

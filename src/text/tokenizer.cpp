@@ -3,7 +3,7 @@
 #include <array>
 
 #include "base/error.h"
-#include "text/hash.h"
+#include "base/hash.h"
 #include "text/sentencepiece.h"
 #include "text/utf8.h"
 

@@ -1,26 +1,12 @@
 #include "train/memory_plan.h"
 
-#include <fstream>
-
+#include "base/machine.h"
 #include "model/model.h"
 #include "ops/lm_loss/lm_loss.h"
 #include "tensor/tape.h"
 
 namespace fwpkm {
 namespace {
-
-// Bytes that can still be had from the system.
-int64_t available_memory() {
-  std::ifstream info("/proc/meminfo");
-  std::string key, unit;
-  int64_t kib = 0;
-  while (info >> key >> kib >> unit) {
-    if (key == "MemAvailable:") {
-      return kib * 1024;
-    }
-  }
-  return 0;
-}
 
 int64_t activation_bytes(const ModelConfig& config, Device device, int64_t rows, int64_t seq) {
   Pool pool(device);

@@ -1,4 +1,4 @@
-# Installs the build into an empty folder, then builds and runs examples/find_package against it.
+# Installs the build into an empty folder, then builds and runs the examples against it.
 #   cmake -D SOURCE=<repository> -D BINARY=<build folder> -D GENERATOR=... -D BUILD_TYPE=... -D FLAGS=<C++ flags>
 #         -P package_test.cmake
 cmake_minimum_required(VERSION 3.22)
@@ -31,19 +31,26 @@ foreach(file IN LISTS targets_files)
   endif()
 endforeach()
 
-run(${CMAKE_COMMAND} -S ${SOURCE}/examples/find_package -B ${work}/build -G ${GENERATOR}
-  -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_BUILD_TYPE=${BUILD_TYPE} -D "CMAKE_CXX_FLAGS=${FLAGS} -Wall -Wextra -Werror")
-run(${CMAKE_COMMAND} --build ${work}/build)
+foreach(example find_package memory)
+  run(${CMAKE_COMMAND} -S ${SOURCE}/examples/${example} -B ${work}/${example} -G ${GENERATOR}
+    -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_BUILD_TYPE=${BUILD_TYPE} -D "CMAKE_CXX_FLAGS=${FLAGS} -Wall -Wextra -Werror")
+  run(${CMAKE_COMMAND} --build ${work}/${example})
+endforeach()
 
 # A header of 54 bytes and two numbers.
 set(header [[{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}]])
 execute_process(COMMAND printf "\\066\\0\\0\\0\\0\\0\\0\\0%s01234567" "${header}"
   OUTPUT_FILE ${work}/two.safetensors COMMAND_ERROR_IS_FATAL ANY)
 
-run(${work}/build/example ${SOURCE}/configs/paper/gdn.json ${work}/two.safetensors)
+run(${work}/find_package/example ${SOURCE}/configs/paper/gdn.json ${work}/two.safetensors)
 message("${output}")
 if(NOT output MATCHES "^gdn: 112111296 parameters.*: 1 tensors, 8 bytes")
   message(FATAL_ERROR "the example printed something else")
+endif()
+run(${work}/memory/remember ${work}/pairs.safetensors)
+message("${output}")
+if(NOT output MATCHES "of 262144 slots written")
+  message(FATAL_ERROR "the memory's example printed something else")
 endif()
 run(${prefix}/bin/fwpkm --version)
 message("${output}")

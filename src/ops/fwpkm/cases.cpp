@@ -13,6 +13,7 @@ struct Sizes {
   bool gate = true;
   bool overlay = false;  // some rows lie over the table
   bool frozen = true;    // a drawn selection instead of the best sub-keys
+  bool one_row = false;  // all slots start from the first row
 };
 
 // Any k different sub-keys of each codebook, and any k different pairs of them.
@@ -107,6 +108,7 @@ std::string describe(const Sizes& z, const FwpkmSettings& s) {
   add(!z.gate, ",no gate");
   add(z.overlay, ",overlay");
   add(!z.frozen, ",selected");
+  add(z.one_row, ",one row");
   return name;
 }
 
@@ -122,9 +124,14 @@ Case make(const Sizes& z, const FwpkmSettings& s) {
   if (!z.gate) {
     c.inputs[2].shape = Shape();
   }
+  if (!s.write && s.shared) {
+    c.inputs[1].shape = Shape();
+  }
   c.inputs[3].grad = c.inputs[4].grad = false;
   c.build = [=](Run& run, const std::vector<Tensor>& in) {
-    const FwpkmResult r = fwpkm_memory(run, in[0], in[1], in[2], in[3], in[4], s,
+    View values = in[4].view();
+    values.strides[0] = z.one_row ? 0 : z.dv;
+    const FwpkmResult r = fwpkm_memory(run, in[0], in[1], in[2], in[3], Tensor::constant(values), s,
                                        z.overlay ? make_overlay(run, z, s) : OverlayViews(),
                                        z.frozen ? draw_selection(run, z, s) : FwpkmSelection());
     std::vector<Tensor> outputs = {r.output, r.slots,      r.weights,
@@ -182,7 +189,8 @@ std::vector<Case> fwpkm_cases() {
       change(s);
       add(sizes, s);
     };
-    Sizes ungated = z, over = z, selected = z;
+    Sizes ungated = z, over = z, selected = z, one_row = z;
+    one_row.overlay = one_row.one_row = true;
     ungated.gate = false;
     over.overlay = true;
     selected.frozen = false;
@@ -190,6 +198,7 @@ std::vector<Case> fwpkm_cases() {
     with([](FwpkmSettings&) {}, ungated);
     with([](FwpkmSettings&) {}, over);
     with([](FwpkmSettings&) {}, selected);
+    with([](FwpkmSettings&) {}, one_row);
     with(
         [](FwpkmSettings& s) {
           s.dot = true;

@@ -3,6 +3,7 @@
 
 #include "ops/common/rows.h"
 #include "ops/fwpkm/plan.h"
+#include "tensor/profile.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/fwpkm/cpu_backward.cpp"
@@ -30,7 +31,7 @@ class Backward {
     ids_ = args.out[FwpkmOut::ids].ptr<int32_t>();
     picks_ = args.out[FwpkmOut::picks].ptr<int32_t>();
     rows_ = {args.in[FwpkmIn::values].ptr<float>(), args.in[FwpkmIn::rows].ptr<float>(),
-             args.out[FwpkmOut::rows].ptr<float>(), s.dv};
+             args.out[FwpkmOut::rows].ptr<float>(), s.dv, args.in[FwpkmIn::values].stride(0)};
     scores_ = args.saved[FwpkmSaved::scores].ptr<float>();
     share_ = args.saved[FwpkmSaved::share].ptr<float>();
     source_ = args.saved[FwpkmSaved::source].ptr<int32_t>();
@@ -42,37 +43,43 @@ class Backward {
   }
 
   void run() {
-    const size_t key_bytes = static_cast<size_t>(s.books * s.n * s.half) * sizeof(float);
-    std::memcpy(
-        plan_.keys,
-        args_.out[FwpkmOut::keys] ? args_.out[FwpkmOut::keys].data : args_.in[FwpkmIn::keys].data,
-        key_bytes);
-    if (dv_ != nullptr && !args_.accumulate[FwpkmIn::v]) {
-      fill_zero(args_.din[FwpkmIn::v]);
-    }
-    cut();
+    const auto values = [](auto&& part) { Profile::phase(FwpkmPhases::backward_values, part); };
+    const auto keys = [](auto&& part) { Profile::phase(FwpkmPhases::backward_keys, part); };
+    keys([&] { start_keys(); });
+    values([&] {
+      if (dv_ != nullptr && !args_.accumulate[FwpkmIn::v]) {
+        fill_zero(args_.din[FwpkmIn::v]);
+      }
+    });
     for (int64_t c = s.chunks - 1; c >= 0; --c) {
       const ChunkTokens tokens(s, c);
-      if (cut_after(c)) {
-        cut();
+      if (c == s.chunks - 1 || cut_after(c)) {
+        keys([&] { cut_keys(); });
+        values([&] { cut_values(); });
       }
       // Nothing that an earlier chunk wrote is asked for.
       const bool last = c == 0 || cut_after(c - 1);
-      if (keys_move_) {
-        group_by_subkey(s, tokens, ids_, plan_.groups);
-        undo_keys(c);
-      }
-      find_slopes(tokens);
-      find_errors(tokens);
-      through_key_write(c, tokens);
-      through_values(c, tokens);
-      if (s.set.write && !last) {
-        gather_value_gradients(tokens);
-      }
-      to_queries(tokens);
-      if (keys_move_ && !last) {
-        to_keys(tokens);
-      }
+      values([&] { find_errors(tokens); });
+      keys([&] {
+        if (keys_move_) {
+          group_by_subkey(s, tokens, ids_, plan_.groups);
+          undo_keys(c);
+        }
+        find_slopes(tokens);
+        through_key_write(c, tokens);
+      });
+      values([&] {
+        through_values(c, tokens);
+        if (s.set.write && !last) {
+          gather_value_gradients(tokens);
+        }
+      });
+      keys([&] {
+        to_queries(tokens);
+        if (keys_move_ && !last) {
+          to_keys(tokens);
+        }
+      });
     }
   }
 
@@ -91,24 +98,40 @@ class Backward {
   }
   int64_t sub(int64_t j, int64_t book) const { return (j * s.books + book) * s.k; }
 
+  // The keys as they are after the last chunk.
+  void start_keys() {
+    const View& after = args_.out[FwpkmOut::keys];
+    std::memcpy(plan_.keys, after ? after.data : args_.in[FwpkmIn::keys].data,
+                static_cast<size_t>(s.books * s.n * s.half) * sizeof(float));
+  }
+
   // No gradient of fast weights from here on.
-  void cut() {
+  void cut_keys() {
     std::memset(plan_.dkeys, 0, static_cast<size_t>(s.books * s.n * s.half) * sizeof(float));
+    dkeys_live_ = false;
+  }
+  void cut_values() {
     if (s.set.write) {
       std::memset(plan_.live, 0, static_cast<size_t>(s.owners * s.chain_cap));
     }
-    dkeys_live_ = false;
   }
 
   void undo_keys(int64_t c) {
     const float* from = args_.saved[FwpkmSaved::key_rows].ptr<float>() +
                         args_.saved[FwpkmSaved::key_starts].ptr<int32_t>()[c] * s.half;
+    int64_t touched = 0;
     for (int64_t key = 0; key < s.books * s.n; ++key) {
-      if (plan_.groups.begin(s, key) < plan_.groups.end(s, key)) {
-        std::memcpy(plan_.keys + key * s.half, from, static_cast<size_t>(s.half) * sizeof(float));
-        from += s.half;
-      }
+      plan_.key_places[key] = static_cast<int32_t>(touched);
+      touched += plan_.groups.begin(s, key) < plan_.groups.end(s, key) ? 1 : 0;
     }
+    parallel_ranges(s.books * s.n, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t key = begin; key < end; ++key) {
+        if (plan_.groups.begin(s, key) < plan_.groups.end(s, key)) {
+          std::memcpy(plan_.keys + key * s.half, from + plan_.key_places[key] * s.half,
+                      static_cast<size_t>(s.half) * sizeof(float));
+        }
+      }
+    });
   }
 
   void find_slopes(const ChunkTokens& tokens) {

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
 
 #include "ops/common/gemm.h"
 #include "ops/fwpkm/plan.h"
+#include "tensor/profile.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/fwpkm/cpu_forward.cpp"
@@ -32,7 +35,10 @@ class Forward {
     ids_ = args.out[FwpkmOut::ids].ptr<int32_t>();
     picks_ = args.out[FwpkmOut::picks].ptr<int32_t>();
     rows_ = {args.in[FwpkmIn::values].ptr<float>(), args.in[FwpkmIn::rows].ptr<float>(),
-             args.out[FwpkmOut::rows].ptr<float>(), s.dv};
+             args.out[FwpkmOut::rows].ptr<float>(), s.dv, args.in[FwpkmIn::values].stride(0)};
+    constexpr size_t kLine = 64;
+    stream_rows_ = reinterpret_cast<uintptr_t>(rows_.log) % kLine == 0 &&
+                   static_cast<size_t>(s.dv) * sizeof(float) % kLine == 0;
     if (args.saved[FwpkmSaved::scores]) {
       plan_.scores = args.saved[FwpkmSaved::scores].ptr<float>();
       plan_.share = args.saved[FwpkmSaved::share].ptr<float>();
@@ -44,38 +50,35 @@ class Forward {
   }
 
   void run() {
-    if (s.set.write) {
-      float* moving = args_.out[FwpkmOut::keys].ptr<float>();
-      std::memcpy(moving, keys_, static_cast<size_t>(s.books * s.n * s.half) * sizeof(float));
-      keys_ = moving;
-      writes_ = args_.out[FwpkmOut::writes].ptr<int32_t>();
-      counts_ = args_.out[FwpkmOut::counts].ptr<int32_t>();
-      std::fill_n(counts_, s.owners, 0);
-      std::fill_n(plan_.log_counts, s.owners, 0);
-      parallel_items(s.owners, [&](int64_t o) { map(o).clear(); });
-    }
+    using P = FwpkmPhases;
+    const auto phase = [](const char* name, auto&& part) { Profile::phase(name, part); };
     if (key_starts_ != nullptr) {
       std::fill_n(key_starts_, s.chunks + 1, 0);
     }
+    if (s.set.write) {
+      phase(P::write_keys, [&] { copy_keys(); });
+      phase(P::write_values, [&] { clear_chains(); });
+    }
+    phase(P::read, [&] { measure_keys(); });
     for (int64_t c = 0; c < s.chunks; ++c) {
       const ChunkTokens tokens(s, c);
-      if (c == 0) {
-        measure_keys();
-      }
-      select(tokens);
-      find_rows(tokens);
-      gather(tokens);
       float* addressing = args_.out[FwpkmOut::addressing].ptr<float>() + c;
       *addressing = 0;
-      if (s.set.write) {
+      phase(P::read, [&] { select(tokens); });
+      phase(s.set.write ? P::write_values : P::read, [&] { find_rows(tokens); });
+      phase(P::read, [&] { gather(tokens); });
+      if (!s.set.write) {
+        continue;
+      }
+      phase(P::write_values, [&] {
         find_errors(c, tokens);
-        if (s.moves_keys()) {
-          *addressing = push_keys(c, tokens);
-        }
         write_values(tokens);
-        if (s.moves_keys()) {
+      });
+      if (s.moves_keys()) {
+        phase(P::write_keys, [&] {
+          *addressing = push_keys(c, tokens);
           move_keys(c, tokens);
-        }
+        });
       }
     }
   }
@@ -85,6 +88,20 @@ class Forward {
     return SlotMap(plan_.maps + static_cast<size_t>(owner) * plan_.map_bytes, s.chain_cap);
   }
   float gate(int64_t t) const { return g_ == nullptr ? 1.0f : g_[t]; }
+
+  void copy_keys() {
+    float* moving = args_.out[FwpkmOut::keys].ptr<float>();
+    std::memcpy(moving, keys_, static_cast<size_t>(s.books * s.n * s.half) * sizeof(float));
+    keys_ = moving;
+  }
+
+  void clear_chains() {
+    writes_ = args_.out[FwpkmOut::writes].ptr<int32_t>();
+    counts_ = args_.out[FwpkmOut::counts].ptr<int32_t>();
+    std::fill_n(counts_, s.owners, 0);
+    std::fill_n(plan_.log_counts, s.owners, 0);
+    parallel_items(s.owners, [&](int64_t o) { map(o).clear(); });
+  }
 
   void measure_keys() {
     parallel_ranges(s.books * s.n, 16, [&](int64_t begin, int64_t end) {
@@ -406,7 +423,8 @@ class Forward {
       const int32_t chain = reads[begin].id();
       const int64_t owner = chain / s.chain_cap;
       const auto row = static_cast<int32_t>(owner * s.log_cap + plan_.log_counts[owner]++);
-      plan_.chain_source[chain] = row;
+      const int32_t before = std::exchange(plan_.chain_source[chain], row);
+      plan_.segment_from[segments] = rows_.at(before, writes_[int64_t{chain} * 3 + 1]);
       writes_[int64_t{chain} * 3 + 2] = row;
       const float share = 1.0f / static_cast<float>(s.set.official ? end - begin : writing);
       for (int64_t i = begin; i < end; ++i) {
@@ -418,31 +436,55 @@ class Forward {
       plan_.segments[segments] = static_cast<int32_t>(begin);
       plan_.segment_rows[segments++] = row;
     });
-    auto* log = const_cast<float*>(rows_.log);
     parallel_ranges(segments, 16, [&](int64_t first, int64_t last) {
+      constexpr int64_t kAhead = 3;  // rows that are on their way while one is written
       const F32 d;
       for (int64_t segment = first; segment < last; ++segment) {
-        int64_t i = plan_.segments[segment];
-        const int32_t chain = reads[i].id();
-        float* to = log + plan_.segment_rows[segment] * s.dv;
-        bool fresh = true;
-        for (; i < count && reads[i].id() == chain; ++i) {
-          const int64_t j = reads[i].place() / s.reads, r = reads[i].place() % s.reads;
-          const int64_t at = tokens.token(j) * s.reads + r;
-          if (!tokens.writes(j)) {
-            continue;
-          }
-          const float* from = fresh ? rows_.at(plan_.source[at], slots_[at]) : to;
-          fresh = false;
-          const float* e = plan_.errors + j * s.dv;
-          const V32 scale = hn::Set(d, plan_.coefficients[j * s.reads + r] * plan_.share[at]);
-          for_vectors(d, s.dv, [&](int64_t x, size_t n) {
-            const V32 sum = hn::MulAdd(scale, load_part(d, e + x, n), load_part(d, from + x, n));
-            store_part(d, sum, to + x, n);
-          });
+        if (segment + kAhead < last) {
+          prefetch_row(plan_.segment_from[segment + kAhead], s.dv);
+        }
+        write_row(d, tokens, reads, count, segment);
+      }
+      hwy::FlushStream();
+    });
+  }
+
+  // The new row of one slot: what it was, and the writes of up to kWrites tokens at a time.
+  HWY_INLINE void write_row(F32 d, const ChunkTokens& tokens, const Placed* reads, int64_t count,
+                            int64_t segment) const {
+    constexpr int64_t kWrites = 8;
+    std::array<const float*, kWrites> errors;
+    std::array<float, kWrites> scales;
+    int64_t i = plan_.segments[segment];
+    const int32_t chain = reads[i].id();
+    const auto more = [&] { return i < count && reads[i].id() == chain; };
+    const float* from = plan_.segment_from[segment];
+    float* to = const_cast<float*>(rows_.log) + plan_.segment_rows[segment] * s.dv;
+    while (more()) {
+      int64_t writes = 0;
+      for (; more() && writes < kWrites; ++i) {
+        const int64_t j = reads[i].place() / s.reads, r = reads[i].place() % s.reads;
+        if (tokens.writes(j)) {
+          scales[writes] =
+              plan_.coefficients[j * s.reads + r] * plan_.share[tokens.token(j) * s.reads + r];
+          errors[writes++] = plan_.errors + j * s.dv;
         }
       }
-    });
+      // The last pass stores past the caches: rows are many and most are not read again soon.
+      const bool stream = !more() && stream_rows_;
+      for_vectors(d, s.dv, [&](int64_t x, size_t n) {
+        V32 sum = load_part(d, from + x, n);
+        for (int64_t w = 0; w < writes; ++w) {
+          sum = hn::MulAdd(hn::Set(d, scales[w]), load_part(d, errors[w] + x, n), sum);
+        }
+        if (stream) {
+          hn::Stream(sum, d, to + x);
+        } else {
+          store_part(d, sum, to + x, n);
+        }
+      });
+      from = to;
+    }
   }
 
   const OpArgs& args_;
@@ -453,6 +495,7 @@ class Forward {
   int32_t *slots_, *ids_, *picks_;
   int32_t *writes_ = nullptr, *counts_ = nullptr;
   ValueRows rows_;
+  bool stream_rows_;  // whether new rows are whole vectors, aligned
   float* key_rows_ = nullptr;
   int32_t* key_starts_ = nullptr;
 };

@@ -55,13 +55,17 @@ void require_shapes(const Tensor& q, const Tensor& v, const Tensor& g, const Ten
           "values must be [n_subkeys^2, dv] = [{}, ..], not {}", n * n, values.shape().str());
   require(q.view().rank() == 3 && q.dim(2) == s.heads * 2 * keys.dim(1), name,
           "q must be [B, T, {}], not {}", s.heads * 2 * keys.dim(1), q.shape().str());
-  require(v.shape() == Shape({q.dim(0), q.dim(1), values.dim(1)}), name,
-          "v must be [{}, {}, {}], not {}", q.dim(0), q.dim(1), values.dim(1), v.shape().str());
+  require(v ? v.shape() == Shape({q.dim(0), q.dim(1), values.dim(1)}) : !s.write, name,
+          "v must be [{}, {}, {}], not {}", q.dim(0), q.dim(1), values.dim(1),
+          v ? v.shape().str() : "empty");
   require(!g || g.shape() == Shape({q.dim(0), q.dim(1)}), name, "g must be [{}, {}], not {}",
           q.dim(0), q.dim(1), g ? g.shape().str() : "");
-  for (const Tensor* t : {&q, &v, &keys, &values}) {
-    require(t->view().contiguous(), name, "{} must be contiguous", t->view().name);
+  for (const Tensor* t : {&q, &v, &keys}) {
+    require(!*t || t->view().contiguous(), name, "{} must be contiguous", t->view().name);
   }
+  require(
+      values.view().contiguous() || (values.view().stride(0) == 0 && values.view().stride(1) == 1),
+      name, "values must be contiguous, or one row for all slots");
   require(!g || g.view().contiguous(), name, "g must be contiguous");
 }
 

@@ -56,8 +56,9 @@ struct FwpkmResult {
                   // (entries / owners)
 };
 
-// q [B, T, H*dk], v [B, T, dv], g [B, T] or empty (writes of weight 1), keys [H*2*n, dk/2] (by
-// head, codebook, sub-key), values [n*n, dv]. Gradients flow from the output to q, v and g.
+// q [B, T, H*dk], v [B, T, dv] or empty (if nothing is written), g [B, T] or empty (writes of
+// weight 1), keys [H*2*n, dk/2] (by head, codebook, sub-key), values [n*n, dv]: a table, or, with a
+// row stride of 0, one row that all slots start from. Gradients flow from the output to q, v and g.
 FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tensor& g,
                          const Tensor& keys, const Tensor& values, const FwpkmSettings& settings,
                          const OverlayViews& overlay = {}, const FwpkmSelection& selection = {});
@@ -94,6 +95,18 @@ struct FwpkmOut {
 // key_starts: where each chunk's begin there.
 struct FwpkmSaved {
   enum : int { scores, share, source, chain, key_rows, key_starts, count };
+};
+
+// What a Profile calls the parts of the CPU kernels' time; together they are all of it.
+// read: scores, selection, weighted sums. The writes of values: errors, which slots are touched,
+// and new rows. Backward of values: through the value write and the weighted sums. The others:
+// sub-keys.
+struct FwpkmPhases {
+  static constexpr const char* read = "fwpkm.read";
+  static constexpr const char* write_values = "fwpkm.write_values";
+  static constexpr const char* write_keys = "fwpkm.write_keys";
+  static constexpr const char* backward_values = "fwpkm.backward_values";
+  static constexpr const char* backward_keys = "fwpkm.backward_keys";
 };
 
 // The sizes of a call.

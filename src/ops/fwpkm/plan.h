@@ -86,9 +86,10 @@ float memory_mean(const FwpkmSizes& s, const ChunkTokens& tokens);
 struct ValueRows {
   const float *table, *overlay, *log;
   int64_t dv;
+  int64_t table_stride;
   const float* at(int32_t source, int32_t slot) const {
     return source >= 0    ? log + source * dv
-           : source == -1 ? table + slot * dv
+           : source == -1 ? table + slot * table_stride
                           : overlay + (-2 - int64_t{source}) * dv;
   }
 };
@@ -132,6 +133,7 @@ struct FwpkmForwardPlan {
   int32_t* log_counts;    // [owners]
   std::byte* sort;
   int32_t *segments, *segment_rows;
+  const float** segment_from;
   float *errors, *coefficients;
   float* old_key;  // [threads, half]
   KeyPush push;
@@ -160,6 +162,7 @@ struct FwpkmForwardPlan {
       sort = carver.take<std::byte>(static_cast<int64_t>(sort_by_id_scratch(chunk * s.reads)));
       segments = carver.take<int32_t>(chunk * s.reads + 1);
       segment_rows = carver.take<int32_t>(chunk * s.reads);
+      segment_from = carver.take<const float*>(chunk * s.reads);
       errors = carver.take<float>(chunk * s.dv);
       coefficients = carver.take<float>(chunk * s.reads);
       old_key = carver.take<float>(threads() * s.half);
@@ -181,6 +184,7 @@ struct FwpkmBackwardPlan {
   float *mean_gam, *dpbar;  // [tokens, books], [marginals, n]
   std::byte* sort;
   int32_t* chains;           // [tokens, reads]
+  int32_t* key_places;       // [books, n]: how many sub-keys before this one moved
   float *de, *list_weights;  // [threads, dv], [threads, reads]
   const float** list_rows;   // [threads, reads]
   KeyPush push;
@@ -206,6 +210,7 @@ struct FwpkmBackwardPlan {
     dpbar = carver.take<float>(s.marginals() * s.n);
     sort = carver.take<std::byte>(static_cast<int64_t>(sort_by_id_scratch(chunk * s.reads)));
     chains = carver.take<int32_t>(chunk * s.reads);
+    key_places = carver.take<int32_t>(s.books * s.n);
     de = carver.take<float>(threads() * s.dv);
     list_weights = carver.take<float>(threads() * s.reads);
     list_rows = carver.take<const float*>(threads() * s.reads);

@@ -91,7 +91,8 @@ class FwpkmTwin {
     if (const auto it = now_.find(place); it != now_.end()) {
       return it->second;
     }
-    const T* from = args_.in[FwpkmIn::values].ptr<T>() + place.second * s.dv;
+    const View& values = args_.in[FwpkmIn::values];
+    const T* from = values.ptr<T>() + place.second * values.stride(0);
     if (args_.in[FwpkmIn::directory]) {
       const int32_t* directory = args_.in[FwpkmIn::directory].ptr<int32_t>();
       const int32_t page = directory[place.first * s.n + place.second / s.n];
