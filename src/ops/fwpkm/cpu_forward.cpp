@@ -437,9 +437,13 @@ class Forward {
       plan_.segment_rows[segments++] = row;
     });
     parallel_ranges(segments, 16, [&](int64_t first, int64_t last) {
-      constexpr int64_t kAhead = 3;  // rows that are on their way while one is written
+      // Rows that are on their way while one is written; further ahead their pages are looked up.
+      constexpr int64_t kAhead = 3, kPagesAhead = 16;
       const F32 d;
       for (int64_t segment = first; segment < last; ++segment) {
+        if (segment + kPagesAhead < last) {
+          hwy::Prefetch(plan_.segment_from[segment + kPagesAhead]);
+        }
         if (segment + kAhead < last) {
           prefetch_row(plan_.segment_from[segment + kAhead], s.dv);
         }
