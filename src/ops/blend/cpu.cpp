@@ -21,16 +21,17 @@ void forward(const OpArgs& args) {
   const float* g = args.in[2].ptr<float>();
   float* y0 = args.out[0].ptr<float>();
   parallel_ranges(a_rows.count(), 16, [&](int64_t begin, int64_t end) {
-    const F32 d;
+    const F64 d;
     for (int64_t row = begin; row < end; ++row) {
       const float* a = a0 + a_rows[row];
       const float* b = b0 + b_rows[row];
       float* y = y0 + y_rows[row];
-      const V32 of_a = hn::Set(d, g != nullptr ? g[row] : 1.0f);
-      const V32 of_b = hn::Set(d, g != nullptr ? 1.0f - g[row] : 1.0f);
+      const double share = g != nullptr ? static_cast<double>(g[row]) : 1.0;
+      const V64 of_a = hn::Set(d, share);
+      const V64 of_b = hn::Set(d, g != nullptr ? 1.0 - share : 1.0);
       for_vectors(d, width, [&](int64_t i, size_t n) {
-        const V32 rest = hn::Mul(of_b, load_part(d, b + i, n));
-        store_part(d, hn::MulAdd(of_a, load_part(d, a + i, n), rest), y + i, n);
+        const V64 rest = hn::Mul(of_b, load_double(d, b + i, n));
+        store_rounded(d, hn::MulAdd(of_a, load_double(d, a + i, n), rest), y + i, n);
       });
     }
   });

@@ -26,6 +26,8 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::ScalableTag<float>;
 using V32 = hn::Vec<F32>;
+using F64 = hn::Repartition<double, F32>;
+using V64 = hn::Vec<F64>;
 
 // Loads up to a vector; lanes past `count` are zero and memory past it is not touched.
 HWY_INLINE V32 load_part(F32 d, const float* from, size_t count) {
@@ -48,8 +50,8 @@ HWY_INLINE void store_part(F32 d, V32 value, float* to, size_t count) {
 }
 
 // Calls fn(position, count) for each vector's worth of 0..width-1.
-template <typename Fn>
-HWY_INLINE void for_vectors(F32 d, int64_t width, Fn&& fn) {
+template <class D, typename Fn>
+HWY_INLINE void for_vectors(D d, int64_t width, Fn&& fn) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t i = 0; i < width; i += lanes) {
     fn(i, static_cast<size_t>(HWY_MIN(lanes, width - i)));
@@ -64,11 +66,58 @@ HWY_INLINE float dot(F32 d, const float* a, const float* b, int64_t width) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// 1 / sqrt(|x|^2 / divisor + eps). The last steps are in double: norms divide by small numbers, and
-// an error here would reach every feature of the row.
-HWY_INLINE float inverse_norm(F32 d, const float* x, int64_t width, double divisor, double eps) {
-  return static_cast<float>(1.0 /
-                            std::sqrt(static_cast<double>(dot(d, x, x, width)) / divisor + eps));
+// Up to half a vector of floats as doubles; lanes past `count` are zero.
+HWY_INLINE V64 load_double(F64 d, const float* from, size_t count) {
+  const hn::Rebind<float, F64> half;
+  if (HWY_LIKELY(count >= hn::Lanes(d))) {
+    return hn::PromoteTo(d, hn::LoadU(half, from));
+  }
+  HWY_ALIGN float buffer[hn::MaxLanes(F64())] = {};
+  std::memcpy(buffer, from, count * sizeof(float));
+  return hn::PromoteTo(d, hn::Load(half, buffer));
+}
+
+// Rounds doubles and stores them as floats.
+HWY_INLINE void store_rounded(F64 d, V64 value, float* to, size_t count) {
+  const hn::Rebind<float, F64> half;
+  if (HWY_LIKELY(count >= hn::Lanes(d))) {
+    hn::StoreU(hn::DemoteTo(half, value), half, to);
+    return;
+  }
+  HWY_ALIGN float buffer[hn::MaxLanes(F64())];
+  hn::Store(hn::DemoteTo(half, value), half, buffer);
+  std::memcpy(to, buffer, count * sizeof(float));
+}
+
+// <a, b> in double. Vectors of different lengths add in different orders; in float that rounds
+// differently from CPU to CPU, in double hardly.
+HWY_INLINE double dot_in_double(const float* a, const float* b, int64_t width) {
+  const F64 d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  V64 sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  const auto step = [&](V64 sum, int64_t i) {
+    const hn::Rebind<float, F64> half;
+    return hn::MulAdd(hn::PromoteTo(d, hn::LoadU(half, a + i)),
+                      hn::PromoteTo(d, hn::LoadU(half, b + i)), sum);
+  };
+  int64_t i = 0;
+  for (; i + 4 * lanes <= width; i += 4 * lanes) {
+    sum0 = step(sum0, i);
+    sum1 = step(sum1, i + lanes);
+    sum2 = step(sum2, i + 2 * lanes);
+    sum3 = step(sum3, i + 3 * lanes);
+  }
+  for (; i < width; i += lanes) {
+    const auto n = static_cast<size_t>(HWY_MIN(lanes, width - i));
+    sum0 = hn::MulAdd(load_double(d, a + i, n), load_double(d, b + i, n), sum0);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3))));
+}
+
+// 1 / sqrt(|x|^2 / divisor + eps). In double: norms divide by small numbers, and an error here
+// would reach every feature of the row.
+HWY_INLINE double inverse_norm(const float* x, int64_t width, double divisor, double eps) {
+  return 1.0 / std::sqrt(dot_in_double(x, x, width) / divisor + eps);
 }
 
 // 1 / (1 + exp(-x)), without overflow.

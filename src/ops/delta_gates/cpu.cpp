@@ -1,4 +1,5 @@
-// A few numbers per token: plain code over rows in parallel is enough.
+// A few numbers per token: plain code over rows in parallel is enough, in double where decays,
+// whose errors multiply along the sequence, are made.
 #include <cstring>
 
 #include "base/parallel.h"
@@ -10,7 +11,7 @@ namespace fwpkm {
 
 void delta_gates_forward_cpu(const OpArgs& args) {
   parallel_ranges(args.in[0].rows(), kRowGroup, [&](int64_t begin, int64_t end) {
-    delta_gates_forward_rows<float>(args, begin, end);
+    delta_gates_forward_rows<float, double>(args, begin, end);
   });
 }
 

@@ -30,8 +30,8 @@ inline bool begins_document(const OpArgs& args, int64_t row, int64_t time) {
   return starts != nullptr && row % time > 0 && starts[row] == row % time;
 }
 
-// in: ba, a_log, dt_bias, starts. out: g, beta.
-template <typename T>
+// in: ba, a_log, dt_bias, starts. out: g, beta. Computes in `Inner`.
+template <typename T, typename Inner = T>
 void delta_gates_forward_rows(const OpArgs& args, int64_t begin, int64_t end) {
   const int64_t heads = args.in[1].dim(0),
                 group = heads / args.attr<DeltaGatesSettings>().key_heads;
@@ -40,11 +40,12 @@ void delta_gates_forward_rows(const OpArgs& args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* ba = args.in[0].ptr<T>() + row * 2 * heads;
     for (int64_t h = 0; h < heads; ++h) {
-      const T b = ba[delta_gate_place(h, group)], a = ba[delta_gate_place(h, group) + group];
-      const T g = -std::exp(a_log[h]) * softplus(a + dt_bias[h]);
+      const int64_t place = delta_gate_place(h, group);
+      const Inner b = ba[place], a = ba[place + group];
+      const Inner g = -std::exp(Inner(a_log[h])) * softplus(a + Inner(dt_bias[h]));
       args.out[0].ptr<T>()[row * heads + h] =
-          begins_document(args, row, args.attr<DeltaGatesSettings>().time) ? T(kForgetAll) : g;
-      args.out[1].ptr<T>()[row * heads + h] = sigmoid_of(b);
+          begins_document(args, row, args.attr<DeltaGatesSettings>().time) ? T(kForgetAll) : T(g);
+      args.out[1].ptr<T>()[row * heads + h] = T(sigmoid_of(b));
     }
   }
 }

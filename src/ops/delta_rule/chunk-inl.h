@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "ops/common/pair-inl.h"
 #include "ops/common/simd-inl.h"
 #include "ops/delta_rule/scratch.h"
 
@@ -26,10 +27,13 @@ HWY_INLINE void scale_row(F32 d, const float* from, float scale, int64_t width, 
 }
 
 // y = x * scale / sqrt(|x|^2 + eps); returns 1 / sqrt(|x|^2 + eps).
-HWY_INLINE float normalize(F32 d, const float* x, int64_t width, float scale, float* y) {
-  const float r = inverse_norm(d, x, width, 1.0, kDeltaEps);
-  scale_row(d, x, r * scale, width, y);
-  return r;
+HWY_INLINE float normalize(F32 d, const float* x, int64_t width, double scale, float* y) {
+  const double r = inverse_norm(x, width, 1.0, kDeltaEps);
+  const Pair factor = pair_of(d, r * scale);
+  for_vectors(d, width, [&](int64_t i, size_t n) {
+    store_part(d, rounded(times(d, factor, load_part(d, x + i, n))), y + i, n);
+  });
+  return static_cast<float>(r);
 }
 
 // Normalises tokens t .. t+n-1 of key head hk: q into rows 0..n-1 of `qk`, k into rows n..2n-1.
@@ -37,7 +41,7 @@ HWY_INLINE float normalize(F32 d, const float* x, int64_t width, float scale, fl
 HWY_INLINE void load_keys(F32 d, const OpArgs& args, int64_t b, int64_t t, int64_t hk, int64_t n,
                           float* qk, int64_t ldk, float* norms) {
   const int64_t dk = args.in[0].dim(-1);
-  const float scale[2] = {1.0f / std::sqrt(static_cast<float>(dk)), 1.0f};
+  const double scale[2] = {1.0 / std::sqrt(static_cast<double>(dk)), 1.0};
   for (int input : {0, 1}) {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = input * n + i;
@@ -65,8 +69,9 @@ HWY_INLINE void load_gates(F32 d, const OpArgs& args, const DeltaSizes& sizes, i
   const V32 last = hn::Set(d, gates.gamma[n - 1]), low = hn::Set(d, gates.gamma_low[n - 1]);
   for_vectors(d, kDeltaChunk, [&](int64_t i, size_t) {
     const V32 x = hn::Load(d, gates.gamma + i);
-    hn::Store(hn::Exp(d, x), d, gates.e + i);
-    const V32 rest = hn::Add(hn::Sub(last, x), hn::Sub(low, hn::Load(d, gates.gamma_low + i)));
+    const V32 x_low = hn::Load(d, gates.gamma_low + i), e = hn::Exp(d, x);
+    hn::Store(hn::MulAdd(e, x_low, e), d, gates.e + i);
+    const V32 rest = hn::Add(hn::Sub(last, x), hn::Sub(low, x_low));
     hn::Store(hn::Exp(d, rest), d, gates.f + i);
   });
 }

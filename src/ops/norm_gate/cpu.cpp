@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "ops/norm_gate/cpu.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.
+#include "ops/common/pair-inl.h"
 #include "ops/common/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,15 +28,17 @@ static void forward(const OpArgs& args) {
       const float* x = x0 + x_rows[row];
       const float* z = z0 + z_rows[row];
       float* y = y0 + y_rows[row];
-      const float r = inverse_norm(d, x, width, static_cast<double>(width), eps);
-      const V32 vr = hn::Set(d, r);
+      const double r = inverse_norm(x, width, static_cast<double>(width), eps);
+      const Pair vr = pair_of(d, r);
       for_vectors(d, width, [&](int64_t i, size_t n) {
         const V32 zi = load_part(d, z + i, n);
-        const V32 norm = hn::Mul(hn::Mul(load_part(d, x + i, n), vr), load_part(d, w + i, n));
-        store_part(d, hn::Mul(norm, hn::Mul(zi, sigmoid(d, zi))), y + i, n);
+        const V32 xi = load_part(d, x + i, n);
+        const V32 norm = hn::MulAdd(xi, vr.lo, hn::Mul(xi, vr.hi));
+        const V32 gain = hn::Mul(load_part(d, w + i, n), hn::Mul(zi, sigmoid(d, zi)));
+        store_part(d, hn::Mul(norm, gain), y + i, n);
       });
       if (saved != nullptr) {
-        saved[row] = r;
+        saved[row] = static_cast<float>(r);
       }
     }
   });

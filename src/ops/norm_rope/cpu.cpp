@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "ops/norm_rope/cpu.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.
+#include "ops/common/pair-inl.h"
 #include "ops/common/simd-inl.h"
 #include "ops/norm_rope/turn-inl.h"
 
@@ -31,18 +32,19 @@ static void forward(const OpArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       const float* x = x0 + x_rows[row];
       float* y = y0 + y_rows[row];
-      const float r = inverse_norm(d, x, width, static_cast<double>(width), eps);
-      const V32 vr = hn::Set(d, r);
+      const double r = inverse_norm(x, width, static_cast<double>(width), eps);
+      const Pair vr = pair_of(d, r);
       for_vectors(d, width, [&](int64_t i, size_t n) {
-        const V32 gain = hn::Add(one, load_part(d, w + i, n));
-        store_part(d, hn::Mul(hn::Mul(load_part(d, x + i, n), vr), gain), y + i, n);
+        const V32 xi = load_part(d, x + i, n);
+        const V32 norm = hn::MulAdd(xi, vr.lo, hn::Mul(xi, vr.hi));
+        store_part(d, hn::Mul(norm, hn::Add(one, load_part(d, w + i, n))), y + i, n);
       });
       if (half > 0) {
         const int64_t at = row / heads % tokens * half;
         turn_pairs<false>({cos + at, sin + at, half}, y, y);
       }
       if (saved != nullptr) {
-        saved[row] = r;
+        saved[row] = static_cast<float>(r);
       }
     }
   });

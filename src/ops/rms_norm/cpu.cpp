@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "ops/rms_norm/cpu.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.
+#include "ops/common/pair-inl.h"
 #include "ops/common/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,14 +30,15 @@ void forward(const OpArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       const float* x = x0 + x_rows[row];
       float* y = y0 + y_rows[row];
-      const float r = inverse_norm(d, x, width, static_cast<double>(width), eps);
-      const V32 vr = hn::Set(d, r);
+      const double r = inverse_norm(x, width, static_cast<double>(width), eps);
+      const Pair vr = pair_of(d, r);
       for_vectors(d, width, [&](int64_t i, size_t n) {
-        const V32 gain = hn::Add(voffset, load_part(d, w + i, n));
-        store_part(d, hn::Mul(hn::Mul(load_part(d, x + i, n), vr), gain), y + i, n);
+        const Pair gain = plus(voffset, load_part(d, w + i, n));
+        const Pair norm = times(d, vr, load_part(d, x + i, n));
+        store_part(d, rounded(times(d, norm, gain)), y + i, n);
       });
       if (saved != nullptr) {
-        saved[row] = r;
+        saved[row] = static_cast<float>(r);
       }
     }
   });

@@ -37,12 +37,13 @@ HWY_INLINE float* row(const View& x, const Segment& s, int64_t b, int64_t t) {
 }
 
 // Weights as [K, C], so that neighbouring channels load together.
-HWY_INLINE void transpose_weights(const View& w, float* to) {
+template <typename T>
+HWY_INLINE void transpose_weights(const View& w, T* to) {
   const float* from = w.ptr<float>();
   const int64_t channels = w.dim(0), taps = w.dim(2);
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t j = 0; j < taps; ++j) {
-      to[j * channels + c] = from[c * taps + j];
+      to[j * channels + c] = static_cast<T>(from[c * taps + j]);
     }
   }
 }
@@ -88,11 +89,35 @@ HWY_INLINE V32 weighted_sum(F32 d, const float* const* rows, const float* w, int
   return a;
 }
 
+// The same with the sum in double: taps cancel. `w` has room for a vector past its end.
+template <int kTaps>
+HWY_INLINE V32 weighted_sum(F32 d, const float* const* rows, const double* w, int64_t channels,
+                            int64_t taps, int64_t i, size_t n) {
+  const F64 d64;
+  const hn::Rebind<float, F64> half;
+  const size_t lanes = hn::Lanes(d64);
+  const size_t n0 = HWY_MIN(n, lanes), n1 = n - n0;
+  V64 a0 = hn::Zero(d64), a1 = a0;
+  for (int64_t j = 0; j < (kTaps > 0 ? kTaps : taps); ++j) {
+    if (rows[j] != nullptr) {
+      const double* wj = w + j * channels + i;
+      a0 = hn::MulAdd(hn::LoadU(d64, wj), load_double(d64, rows[j] + i, n0), a0);
+      a1 = hn::MulAdd(hn::LoadU(d64, wj + lanes), load_double(d64, rows[j] + i + lanes, n1), a1);
+    }
+  }
+#if HWY_TARGET == HWY_SCALAR
+  (void)d;  // one channel is all there is
+  return hn::DemoteTo(half, a0);
+#else
+  return hn::Combine(d, hn::DemoteTo(half, a1), hn::DemoteTo(half, a0));
+#endif
+}
+
 template <int kTaps>
 void forward_taps(const OpArgs& args) {
   const View& y = args.out[0];
   const int64_t batch = y.dim(0), time = y.dim(1), channels = y.dim(2), taps = args.in[3].dim(2);
-  auto* w = static_cast<float*>(args.workspace);  // [K, C]
+  auto* w = static_cast<double*>(args.workspace);  // [K, C]
   transpose_weights(args.in[3], w);
   float* tail = args.state.empty() ? nullptr : args.state[0].ptr<float>();
   if (tail != nullptr && args.saved[0]) {
@@ -244,7 +269,8 @@ size_t short_conv_workspace_cpu(const OpArgs& args, bool backward) {
   const View& w = args.in[3];
   const int64_t weights = w.dim(0) * w.dim(2);
   if (!backward) {
-    return static_cast<size_t>(weights) * sizeof(float);
+    constexpr int64_t kPast = 32;  // no vector is longer
+    return static_cast<size_t>(weights + kPast) * sizeof(double);
   }
   const int64_t widest = std::max(args.in[0].dim(3), args.in[2].dim(3));
   const int64_t rows = args.out[0].dim(1) + w.dim(2) - 1;
