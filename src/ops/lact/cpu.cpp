@@ -102,7 +102,8 @@ void apply(const float* from, const float* m, const float* norms, const LactSize
       store_part(d, hn::Add(load_part(d, from + at + i, c), load_part(d, m + at + i, c)),
                  to + at + i, c);
     });
-    const V32 scale = hn::Set(d, norms[r] * inverse_norm(d, to + at, n.width, 1.0, kLactNormEps));
+    const V32 scale = hn::Set(
+        d, static_cast<float>(norms[r] * inverse_norm(to + at, n.width, 1.0, kLactNormEps)));
     for_vectors(d, n.width, [&](int64_t i, size_t c) {
       store_part(d, hn::Mul(scale, load_part(d, to + at + i, c)), to + at + i, c);
     });
@@ -366,7 +367,7 @@ float backward_update(const LactSizes& n, const float* w, const float* m, const 
       store_part(d, hn::Add(load_part(d, w + at + i, c), load_part(d, m + at + i, c)), s.row + i,
                  c);
     });
-    const float scale = inverse_norm(d, s.row, n.width, 1.0, kLactNormEps);
+    const auto scale = static_cast<float>(inverse_norm(s.row, n.width, 1.0, kLactNormEps));
     const float along = scale * dot(d, s.row, dw + at, n.width);
     s.dnorms[r] += along;
     const V32 gain = hn::Set(d, s.norms[r] * scale), back = hn::Set(d, scale * along);

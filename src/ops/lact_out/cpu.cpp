@@ -25,7 +25,7 @@ void forward(const OpArgs& args) {
       const float* x = args.in[1].ptr<float>() + row * width;
       float* y = args.out[0].ptr<float>() + row * width;
       const float s = args.in[3].ptr<float>()[row];
-      const float r = inverse_norm(d, x, width, static_cast<double>(width), eps);
+      const auto r = static_cast<float>(inverse_norm(x, width, static_cast<double>(width), eps));
       const V32 gain = hn::Set(d, r * s / (1.0f + std::exp(-s)));
       for_vectors(d, width, [&](int64_t i, size_t n) {
         const V32 scaled = hn::Mul(load_part(d, x + i, n), gain);
