@@ -47,7 +47,7 @@ TEST(LongStream, StaysFlat) {
   Model model(parse_config(json, "test"), Device::cpu(), false);
   model.parameters().initialize(3);
   Pool pool(Device::cpu());
-  Run run(pool);
+  fwpkm::Run run(pool);  // testing::Test has one too
   State state = State::start(model.config(), run, 1);
   ForwardOptions options;
   options.state = &state;

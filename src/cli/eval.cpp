@@ -65,6 +65,20 @@ int run_recall(const RecallArguments& a, const Common& common) {
                   a.options.freeze ? ", but is frozen here" : "", r.chance, table(rows),
                   percent(r.beyond_window), r.beyond_window.questions, percent(r.not_written),
                   r.not_written.questions, percent(r.within_window), r.within_window.questions));
+  const nlohmann::json memory = r.memory.json();
+  if (!r.memory.empty()) {
+    std::vector<std::vector<std::string>> layers = {
+        {"layer", "gate", "memory loss", "collision", "coverage", "kld"}};
+    for (const auto& [layer, line] : memory.items()) {
+      const auto cell = [&, line = line](const char* key) {
+        return line.contains(key) ? fmt::format("{:.3f}", line[key].get<double>())
+                                  : std::string("-");
+      };
+      layers.push_back({layer, cell("gate"), cell("memory_loss"), cell("collision"),
+                        cell("coverage"), cell("kld")});
+    }
+    say(common, "\n" + table(layers));
+  }
   nlohmann::json examples = nlohmann::json::array();
   std::string shown;
   for (const RecallResult::Example& e : r.examples) {
@@ -100,6 +114,7 @@ int run_recall(const RecallArguments& a, const Common& common) {
                 {"recall_within_window", number(r.within_window)},
                 {"by_distance", distances},
                 {"examples", examples},
+                {"memory", memory},
                 {"by_readings", by_readings}});
   return 0;
 }

@@ -8,12 +8,14 @@ namespace {
 // Streams of one batch: their state, and the tokens that the model expects next.
 class Streams {
  public:
-  Streams(const Model& model, Pool& pool, int64_t batch, bool freeze)
+  // `memory` gets how the memories do, unless null.
+  Streams(const Model& model, Pool& pool, int64_t batch, bool freeze, MemoryStats* memory)
       : model_(model),
         run_(pool),
         state_(State::start(model.config(), run_, batch)),
         batch_(batch),
-        freeze_(freeze) {}
+        freeze_(freeze),
+        memory_(memory) {}
 
   void clear_mixers() { state_.reset_mixers(model_.config(), run_); }
   void flush() {
@@ -32,8 +34,13 @@ class Streams {
     ForwardOptions options;
     options.state = &state_;
     options.write_memory = write && !freeze_;
+    std::vector<MemoryRecord> records;
+    options.records = memory_ == nullptr ? nullptr : &records;
     const Tensor h =
         model_.hidden(run_, run_.from_host("tokens", {batch_, end - begin}, tokens), options);
+    for (const MemoryRecord& record : records) {
+      memory_->add(record, model_.config());
+    }
     const std::vector<double> logits = to_host(model_.logits(run_, h).view());
     const int64_t vocab = model_.config().vocab_size;
     std::vector<int32_t> expected;
@@ -50,6 +57,7 @@ class Streams {
   State state_;
   int64_t batch_;
   bool freeze_;
+  MemoryStats* memory_;
 };
 
 constexpr int64_t kPiece = 512;  // tokens fed at a time
@@ -107,7 +115,8 @@ RecallResult evaluate_recall(const Model& model, const RecallOptions& options,
       for (int64_t i = first; i < std::min(options.sequences, first + options.batch); ++i) {
         sequences.push_back(make(2 * i + 1));
       }
-      Streams streams(model, pool, static_cast<int64_t>(sequences.size()), options.freeze);
+      Streams streams(model, pool, static_cast<int64_t>(sequences.size()), options.freeze,
+                      round == 0 ? &result.memory : nullptr);
       fn(&streams, sequences);
       if (progress) {
         progress((round + static_cast<double>(std::min(options.sequences, first + options.batch)) /

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/memory_stats.h"
 #include "model/model.h"
 #include "text/recall.h"
 
@@ -62,6 +63,7 @@ struct RecallResult {
     int64_t distance;
   };
   std::vector<Example> examples;
+  MemoryStats memory;  // of the mixed sequences
 };
 
 // Each sequence is a stream of its own with a memory that starts as the model's. First sequences as

@@ -29,10 +29,12 @@ struct FastStream {
   int64_t written = 0;  // pairs, so far
 };
 
-// What a pass over whole sequences wrote in one layer. Nothing has happened to the model yet.
+// What a pass over whole sequences did in one layer's memory. Nothing has happened to the model
+// yet. On streams: what was read, the gates, or an update that has happened to the stream.
 struct MemoryRecord {
   int layer = 0;
-  Tensor gates;  // [B, T] or empty
+  bool update = false;  // of a stream: every token wrote; reads are not counted again
+  Tensor gates;         // [B, T] or empty
   FwpkmResult fwpkm;
   FastMlpResult mlp;
 };

@@ -51,7 +51,7 @@ Model::MemoryShape Model::memory_shape(int layer) const {
 
 // One update of a stream by `pairs` queries and the values they are to find.
 void Model::update_stream(Run& run, const Layer& layer, int index, FastStream* stream,
-                          int64_t pairs) const {
+                          int64_t pairs, std::vector<MemoryRecord>* records) const {
   const int64_t lookahead = memory_shape(index).lookahead;
   Run plain(run.pool());
   const Tensor q = queue_rows(stream->q, 0, pairs);
@@ -70,12 +70,19 @@ void Model::update_stream(Run& run, const Layer& layer, int index, FastStream* s
     if (!run.pool().dry()) {
       put_rows(r, &stream->overlay);
     }
+    if (records != nullptr) {
+      records->push_back({index, true, {}, r, {}});
+    }
   } else {
     FastMlpSettings settings = fwmlp_settings(config_);
     settings.lookahead = 0;
     settings.chunk = pairs;
     settings.mean_target = false;
-    stream->mlp = fast_mlp(plain, q, v, stream_mlp(run, layer, *stream), settings).after;
+    const FastMlpResult r = fast_mlp(plain, q, v, stream_mlp(run, layer, *stream), settings);
+    stream->mlp = r.after;
+    if (records != nullptr) {
+      records->push_back({index, true, {}, {}, r});
+    }
   }
   // The newest `lookahead` tokens stay: their pairs are not complete.
   for (Tensor* t : {&stream->q, &stream->v, &stream->g}) {
@@ -112,7 +119,7 @@ Tensor Model::read_stream(Run& run, const Layer& layer, int index, const FastStr
     const FwpkmResult r = fwpkm_memory(run, q, v, {}, stream.keys ? stream.keys : layer.memory.keys,
                                        layer.memory.values, settings, stream.overlay.views());
     if (options.records != nullptr) {
-      options.records->push_back({index, {}, r, {}});
+      options.records->push_back({index, false, {}, r, {}});
     }
     return r.output;
   }
@@ -152,11 +159,14 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
         }
         stream.queued += count;
         if (stream.queued == room) {
-          update_stream(run, layer, index, &stream, memory_shape(index).chunk);
+          update_stream(run, layer, index, &stream, memory_shape(index).chunk, options.records);
         }
       }
       at += count;
     }
+  }
+  if (options.records != nullptr && g) {
+    options.records->push_back({index, false, g, {}, {}});
   }
   return y;
 }
@@ -264,7 +274,7 @@ void Model::flush(Run& run, State* state) const {
     for (FastStream& stream : state->layers[static_cast<size_t>(l)].fast) {
       const int64_t pairs = stream.queued - memory_shape(l).lookahead;
       if (pairs > 0) {
-        update_stream(run, *layers_[static_cast<size_t>(l)], l, &stream, pairs);
+        update_stream(run, *layers_[static_cast<size_t>(l)], l, &stream, pairs, nullptr);
       }
     }
   }

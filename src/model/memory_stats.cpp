@@ -32,18 +32,16 @@ SlotUse slot_use(std::vector<int32_t> slots, int64_t count) {
 
 void MemoryStats::add(const MemoryRecord& record, const ModelConfig& config) {
   Layer& layer = layers_[record.layer];
-  const bool slots = static_cast<bool>(record.fwpkm.slots);
-  const int64_t chunk = slots ? config.fwpkm.chunk : config.fwmlp.chunk;
-  const int64_t lookahead = slots ? config.fwpkm.lookahead : config.fwmlp.lookahead;
-  if (slots) {
+  const bool fwpkm = config.has_fwpkm(record.layer);
+  if (record.fwpkm.slots && !record.update) {
     layer.table = config.fwpkm.slots();
     const View& view = record.fwpkm.slots.view();
     layer.slots.insert(layer.slots.end(), view.ptr<int32_t>(), view.ptr<int32_t>() + view.size());
-    if (config.fwpkm.addr_loss && record.fwpkm.keys) {
-      for (const double x : to_host(record.fwpkm.addressing.view())) {
-        layer.addressing_sum += x;
-        ++layer.chunks;
-      }
+  }
+  if (record.fwpkm.keys && config.fwpkm.addr_loss) {
+    for (const double x : to_host(record.fwpkm.addressing.view())) {
+      layer.addressing_sum += x;
+      ++layer.chunks;
     }
   }
   if (record.gates) {
@@ -53,13 +51,18 @@ void MemoryStats::add(const MemoryRecord& record, const ModelConfig& config) {
       ++layer.bins[static_cast<size_t>(std::clamp(static_cast<int>(g * kBins), 0, kBins - 1))];
     }
   }
-  const Tensor& losses = slots ? record.fwpkm.losses : record.mlp.losses;
-  if (losses && (record.fwpkm.keys || !slots)) {
+  // Losses of tokens that wrote.
+  const bool wrote =
+      fwpkm ? static_cast<bool>(record.fwpkm.keys) : record.update || record.mlp.losses;
+  const Tensor& losses = fwpkm ? record.fwpkm.losses : record.mlp.losses;
+  if (wrote && losses) {
+    const int64_t chunk = fwpkm ? config.fwpkm.chunk : config.fwmlp.chunk;
+    const int64_t lookahead = fwpkm ? config.fwpkm.lookahead : config.fwmlp.lookahead;
     const int64_t time = losses.dim(1);
     const std::vector<double> all = to_host(losses.view());
     for (size_t i = 0; i < all.size(); ++i) {
       const int64_t t = static_cast<int64_t>(i) % time;
-      if (t + lookahead < std::min(time, (t / chunk + 1) * chunk)) {
+      if (record.update || t + lookahead < std::min(time, (t / chunk + 1) * chunk)) {
         layer.loss_sum += all[i];
         ++layer.losses;
       }

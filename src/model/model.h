@@ -74,8 +74,8 @@ class Model {
                        const Tensor& g, const ForwardOptions& options) const;
   Tensor read_stream(Run& run, const Layer& layer, int index, const FastStream& stream,
                      const Tensor& q, const Tensor& v, const ForwardOptions& options) const;
-  void update_stream(Run& run, const Layer& layer, int index, FastStream* stream,
-                     int64_t pairs) const;
+  void update_stream(Run& run, const Layer& layer, int index, FastStream* stream, int64_t pairs,
+                     std::vector<MemoryRecord>* records) const;
   std::array<Tensor, 6> stream_mlp(Run& run, const Layer& layer, const FastStream& stream) const;
   void trace_memory(Run& run, int index, const Tensor& g, const Tensor& losses) const;
 
