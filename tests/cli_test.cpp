@@ -83,8 +83,6 @@ TEST_F(Cli, ErrorsSayWhatWasWrong) {
   fails("run --config " + config_ + " --set vocab_size=5 --tokens " + tokens_ + " --dump " +
             (dir_ / "d.safetensors").string(),
         "outside the model's vocabulary");
-  fails("bench train --config " + std::string(FWPKM_CONFIGS "/paper/gdn_fwpkm-2-6-10.json"),
-        "FwPKM");
 }
 
 TEST_F(Cli, BenchMemoryTimesTheSizesInTheOrderGiven) {
