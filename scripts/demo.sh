@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fwpkm=build/release/fwpkm
+export OMP_WAIT_POLICY=passive  # small steps: threads that spin are in the way of other programs
 out=build/demo
 golden=tests/data/golden/gdn_fwpkm.safetensors
 

@@ -58,10 +58,12 @@ int run_recall(const RecallArguments& a, const Common& common) {
                              : r.window == 0 ? std::string("no attention")
                                              : fmt::format("attention sees {} tokens", r.window);
   say(common,
-      fmt::format("{}: {}; a memory writes every {} tokens{}; guessing scores {:.3f}\n\n{}\n"
+      fmt::format("{}: {}; {}{}; guessing scores {:.3f}\n\n{}\n"
                   "beyond the window, and written: {} of {} questions\n"
                   "beyond the window, not written yet: {} of {}; within the window: {} of {}\n",
-                  model->config().name, window, r.chunk,
+                  model->config().name, window,
+                  r.memory.empty() ? std::string("no memory")
+                                   : fmt::format("a memory writes every {} tokens", r.chunk),
                   a.options.freeze ? ", but is frozen here" : "", r.chance, table(rows),
                   percent(r.beyond_window), r.beyond_window.questions, percent(r.not_written),
                   r.not_written.questions, percent(r.within_window), r.within_window.questions));
