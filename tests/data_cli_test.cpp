@@ -137,6 +137,19 @@ TEST_F(DataCli, AFullDiskLosesNothing) {
   EXPECT_EQ(content(path("out")), content(path("whole")));
 }
 
+TEST_F(DataCli, OneProcessAtATimeEncodesIntoAFolder) {
+  write_text_atomic(path("a.txt"), "text");
+  const std::string encode = "encode --tokenizer bytes --out " + path("out") + " " + path("a.txt");
+  fs::create_directory(path("out"));
+  {
+    FileLock lock;
+    ASSERT_TRUE(lock.take(path("out")));
+    fails(encode, "another process is encoding into");
+    EXPECT_TRUE(fs::is_empty(path("out")));
+  }
+  EXPECT_EQ(run(encode).status, 0);
+}
+
 TEST_F(DataCli, AKilledEncodingGoesOnAndGivesTheSameBytes) {
   write_corpus("a.txt", 30);
   const std::vector<std::string> arguments = {FWPKM_BINARY, "data",       "encode", "--tokenizer",

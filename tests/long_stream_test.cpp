@@ -1,11 +1,10 @@
 // A stream that goes on and on: nothing grows, nothing overflows.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 
+#include "base/machine.h"
 #include "base/random.h"
 #include "base/timer.h"
 #include "model/model.h"
@@ -13,11 +12,8 @@
 namespace fwpkm {
 namespace {
 
-double resident_mib() {
-  std::ifstream file("/proc/self/statm");
-  int64_t pages = 0, resident = 0;
-  file >> pages >> resident;
-  return static_cast<double>(resident * sysconf(_SC_PAGESIZE)) / (1 << 20);
+double mib(int64_t bytes) {
+  return static_cast<double>(bytes) / (1 << 20);
 }
 
 // FWPKM_LONG_STREAM=1000000 reads as many tokens; more are better, but take their time.
@@ -55,7 +51,8 @@ TEST(LongStream, StaysFlat) {
   constexpr int64_t kPiece = 250;  // not a multiple of anything
   const int64_t pieces = stream_tokens() / kPiece, warm = pieces / 4;
   const Random random(5, 0);
-  double warm_memory = 0, warm_seconds = 0, begin = now_seconds();
+  int64_t warm_memory = 0, warm_resident = 0;
+  double warm_seconds = 0, begin = now_seconds();
   for (int64_t p = 0; p < pieces; ++p) {
     std::vector<int32_t> tokens;
     for (int64_t i = p * kPiece; i < (p + 1) * kPiece; ++i) {
@@ -66,24 +63,27 @@ TEST(LongStream, StaysFlat) {
       ASSERT_TRUE(std::isfinite(x)) << "piece " << p;
     }
     if (p + 1 == warm) {
-      warm_memory = resident_mib();
+      warm_memory = allocated_memory();
+      warm_resident = resident_memory();
       warm_seconds = (now_seconds() - begin) / static_cast<double>(warm);
       begin = now_seconds();
     }
   }
   const double seconds = (now_seconds() - begin) / static_cast<double>(pieces - warm);
-  const double grown = resident_mib() - warm_memory;
+  const double grown = mib(allocated_memory() - warm_memory);
   const FastStream& stream = state.layers[1].fast[0];
   std::printf(
-      "%lld tokens: %.2f MiB more than after a quarter of them; %.1f us a token, before "
+      "%lld tokens: %.2f MiB more allocated and %.2f resident than after a quarter of them; %.1f "
+      "us a token, before "
       "%.1f; %lld updates, %lld of %lld slots written\n",
-      static_cast<long long>(pieces * kPiece), grown, 1e6 * seconds / static_cast<double>(kPiece),
-      1e6 * warm_seconds / static_cast<double>(kPiece), static_cast<long long>(stream.updates),
-      static_cast<long long>(stream.overlay.rows()),
+      static_cast<long long>(pieces * kPiece), grown, mib(resident_memory() - warm_resident),
+      1e6 * seconds / static_cast<double>(kPiece), 1e6 * warm_seconds / static_cast<double>(kPiece),
+      static_cast<long long>(stream.updates), static_cast<long long>(stream.overlay.rows()),
       static_cast<long long>(model.config().fwpkm.slots()));
   EXPECT_EQ(stream.updates, (pieces * kPiece - 1) / 64);
   EXPECT_EQ(state.position, pieces * kPiece);
-  EXPECT_LT(grown, 4.0);
+  // What is resident is the system's affair (huge pages come and go); what is held is ours.
+  EXPECT_LT(grown, 1.0);
   // Time depends on what else the machine does; a cost that grows with the stream would show.
   EXPECT_LT(seconds, 5 * warm_seconds);
 }

@@ -7,6 +7,7 @@
 
 #include "check/compare.h"
 #include "memory_models.h"
+#include "model_checks.h"
 #include "ops/lm_loss/lm_loss.h"
 #include "train/step.h"
 
@@ -30,60 +31,8 @@ Values hidden_of(const Model& model, const std::vector<int32_t>& tokens, int64_t
   return to_host(model.hidden(run, run.from_host("tokens", shape, tokens), options).view());
 }
 
-double loss_of(const Model& model, std::span<const int32_t> tokens, int64_t batch, int64_t seq) {
-  const InputsAndLabels split = split_labels(tokens, batch, seq);
-  Pool pool(model.parameters().device());
-  Run run(pool);
-  const Tensor h = model.hidden(run, run.from_host("tokens", {batch, seq}, split.inputs));
-  const Tensor labels = run.from_host("labels", {batch, seq}, split.labels);
-  return to_host(lm_loss(run, h, model.embedding_table(), labels).loss.view())[0];
-}
-
-// Three random directions per slow parameter, against central differences in double. A forward
-// changes nothing, so nothing has to be undone between them.
 TEST_P(MemoryModels, GradientsMatchDifferences) {
-  constexpr int64_t kBatch = 2, kSeq = 11;
-  Model model(config(), Device::reference(), true);
-  randomize(&model.parameters(), 3);
-  const auto tokens = tiny_tokens(kBatch * (kSeq + 1), model.config().vocab_size, 5);
-  Pool pool(Device::reference());
-  pool.set_poison(true);
-  accumulate_gradients(model, pool, tokens, kBatch, kSeq, 1.0);
-  const auto& specs = model.parameters().specs();
-  int fast = 0;
-  for (size_t p = 0; p < specs.size(); ++p) {
-    if (!model.parameters().at(p).node()->grad) {
-      EXPECT_NE(specs[p].name.find(".fwpkm."), std::string::npos) << specs[p].name;
-      ++fast;
-      continue;
-    }
-    const View& value = model.parameters().at(p).view();
-    const Values start = to_host(value);
-    const Values gradient = to_host(model.parameters().at(p).node()->grad);
-    for (uint64_t direction = 0; direction < 3; ++direction) {
-      const Random random(100 + direction, p);
-      Values moved(start.size());
-      double analytic = 0, scale = 0;
-      for (size_t i = 0; i < start.size(); ++i) {
-        analytic += gradient[i] * random.normal_at(i);
-        scale += std::pow(gradient[i] * random.normal_at(i), 2);
-      }
-      const auto at = [&](double step) {
-        for (size_t i = 0; i < start.size(); ++i) {
-          moved[i] = start[i] + step * random.normal_at(i);
-        }
-        copy_from_host(value, moved);
-        return loss_of(model, tokens, kBatch, kSeq);
-      };
-      constexpr double kStep = 1e-6;  // small, so that no selection changes on the way
-      const double numeric =
-          (8 * (at(kStep) - at(-kStep)) - (at(2 * kStep) - at(-2 * kStep))) / (12 * kStep);
-      EXPECT_NEAR(numeric, analytic, 2e-6 * std::max(std::sqrt(scale), 1e-3))
-          << specs[p].name << ", direction " << direction;
-    }
-    copy_from_host(value, start);
-  }
-  EXPECT_GT(fast, 0);
+  EXPECT_GT(expect_true_gradients(config(), 2e-6), 0);
 }
 
 // Gradients reach what feeds the memory; through the writes, not only through the reads.
@@ -104,30 +53,7 @@ TEST_P(MemoryModels, GradientsGoThroughWrites) {
 }
 
 TEST_P(MemoryModels, CpuMatchesReference) {
-  constexpr int64_t kBatch = 3, kSeq = 29;
-  const auto tokens = tiny_tokens(kBatch * (kSeq + 1), config().vocab_size, 6);
-  std::vector<Values> gradients[3];
-  double losses[3];
-  const Device devices[] = {Device::reference(), Device::plain(), Device::cpu()};
-  for (int d = 0; d < 3; ++d) {
-    Model model(config(), devices[d], true);
-    randomize(&model.parameters(), 4);
-    Pool pool(devices[d]);
-    pool.set_poison(true);
-    losses[d] = accumulate_gradients(model, pool, tokens, kBatch, kSeq, 1.0);
-    for (size_t p = 0; p < model.parameters().specs().size(); ++p) {
-      if (model.parameters().at(p).node()->grad) {
-        gradients[d].push_back(to_host(model.parameters().at(p).node()->grad));
-      }
-    }
-  }
-  EXPECT_NEAR(losses[2], losses[0], 1e-5 * losses[0]);
-  double plain = 1e-6, fast = 0;
-  for (size_t p = 0; p < gradients[0].size(); ++p) {
-    plain = std::max(plain, relative_error(gradients[1][p], gradients[0][p]));
-    fast = std::max(fast, relative_error(gradients[2][p], gradients[0][p]));
-  }
-  EXPECT_LE(fast, 4 * plain);
+  expect_cpu_matches_reference(config());
 }
 
 // Changing a token never changes an earlier output, in no row of the batch.

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -329,6 +330,20 @@ void AtomicFile::commit() {
   }
   renamed_ = true;
   sync_directory(directory_of(target_));
+}
+
+FileLock::~FileLock() {
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
+}
+
+bool FileLock::take(const std::filesystem::path& path) {
+  const bool folder = std::filesystem::is_directory(path);
+  const int flags = folder ? O_RDONLY | O_DIRECTORY : O_RDWR | O_CREAT;
+  fd_ = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  require(fd_ >= 0, "file", "cannot open {}: {}", path.string(), std::strerror(errno));
+  return ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
 }
 
 void write_text_atomic(const fs::path& path, std::string_view text) {

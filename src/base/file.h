@@ -81,6 +81,21 @@ class AtomicFile {
   bool renamed_ = false;
 };
 
+// An exclusive lock on a file, made if missing, or on a folder; held as long as this lives. The
+// system lets go of it when the process ends, however it ends.
+class FileLock {
+ public:
+  FileLock() = default;
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+  // False if somebody else holds it.
+  bool take(const std::filesystem::path& path);
+
+ private:
+  int fd_ = -1;
+};
+
 void write_text_atomic(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace fwpkm

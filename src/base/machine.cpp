@@ -1,5 +1,7 @@
 #include "base/machine.h"
 
+#include <malloc.h>
+
 #include <fstream>
 #include <string>
 
@@ -26,6 +28,11 @@ int64_t available_memory() {
 
 int64_t resident_memory() {
   return field("/proc/self/status", "VmRSS");
+}
+
+int64_t allocated_memory() {
+  const struct mallinfo2 info = ::mallinfo2();
+  return static_cast<int64_t>(info.uordblks + info.hblkhd);
 }
 
 }  // namespace fwpkm

@@ -28,10 +28,6 @@ struct Outputs {
   std::vector<MemoryRecord> records;  // what the memories wrote; nothing is kept yet
 };
 
-std::vector<int64_t> dims_of(const Shape& shape) {
-  return {shape.dims.begin(), shape.dims.begin() + shape.rank};
-}
-
 Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int64_t batch,
                   int64_t seq, bool gradients) {
   require_tokens(tokens, model.config(), false);
@@ -41,7 +37,7 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
   Run run(pool, gradients ? &tape : nullptr);
   const auto keep = [&](const std::string& name, const Tensor& value) {
     outputs.values[name] = to_host(value.view());
-    outputs.shapes[name] = dims_of(value.shape());
+    outputs.shapes[name] = value.shape().list();
   };
   run.trace = keep;
   ForwardOptions options;
@@ -242,7 +238,7 @@ double write_dump(Model& model, std::span<const int32_t> tokens, int64_t batch, 
   const auto declare_all = [&](std::string_view prefix, bool slow, bool fast) {
     for (const ParameterSpec& spec : specs) {
       if (spec.fast ? fast : slow) {
-        writer.declare(std::string(prefix) + spec.name, dtype, dims_of(spec.shape));
+        writer.declare(std::string(prefix) + spec.name, dtype, spec.shape.list());
       }
     }
   };

@@ -90,8 +90,7 @@ void save_model(const Model& model, const std::filesystem::path& folder, DType d
   writer.set_metadata("format", "pt");
   const auto& specs = parameters.specs();
   for (const ParameterSpec& spec : specs) {
-    writer.declare(spec.name, dtype,
-                   {spec.shape.dims.begin(), spec.shape.dims.begin() + spec.shape.rank});
+    writer.declare(spec.name, dtype, spec.shape.list());
   }
   for (size_t p = 0; p < specs.size(); ++p) {
     append_view(&writer, specs[p].name, parameters.at(p).view());

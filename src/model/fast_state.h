@@ -2,6 +2,7 @@
 // it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <vector>
@@ -44,6 +45,11 @@ struct RowMemory {
   Overlay overlay;            // FwPKM
   std::array<Tensor, 6> mlp;  // FwMLP: [rows, ..]; empty before the first write
 };
+
+// Whether token t of a sequence of `time` tokens writes in training: its pair lies in its chunk.
+inline bool pair_in_chunk(int64_t t, int64_t time, int64_t chunk, int64_t lookahead) {
+  return t + lookahead < std::min(time, (t / chunk + 1) * chunk);
+}
 
 // What fast weights are called under "model.layers.<l>.".
 inline constexpr const char* kFwmlpNames[] = {"fwpkm.w_up",   "fwpkm.b_up",   "fwpkm.w_gate",

@@ -32,8 +32,7 @@ Tensor window_attention(Run& run, const ModelConfig& config, const Tensor& q, co
   KvCache& cache = state->cache;
   cache.append(run, k_new, v_new, settings.window);
   settings.q_offset = cache.length - q.dim(1);
-  return attention(run, q, cache.k.part(cache.k.view().slice(1, 0, cache.length)),
-                   cache.v.part(cache.v.view().slice(1, 0, cache.length)), settings);
+  return attention(run, q, cache.keys(), cache.values(), settings);
 }
 
 Tensor fast_weights(Run& run, const ModelConfig& config, const LactLayer& w, const Tensor& x,

@@ -16,24 +16,17 @@ Tensor rows_of(const Tensor& x, int64_t b, int64_t begin, int64_t end) {
 
 // Rows begin..end of a queue [rows, ..], as one sequence.
 Tensor queue_rows(const Tensor& x, int64_t begin, int64_t end) {
-  View view = x.view().slice(0, begin, end);
-  Shape shape = view.shape;
-  for (int i = shape.rank; i > 0; --i) {
-    shape.dims[static_cast<size_t>(i)] = shape.dims[static_cast<size_t>(i - 1)];
-  }
-  shape.dims[0] = 1;
-  ++shape.rank;
-  return Tensor::constant(view.reshape(shape));
+  const View rows = x.view().slice(0, begin, end);
+  return Tensor::constant(rows.reshape(rows.shape.batched(1)));
 }
 
-// A memory of [rows, ..] for each of `count` rows, all alike.
+// Weights for each of `count` rows, all alike: a copy for each, or for one row the weights
+// themselves.
 Tensor repeat(Run& run, const Tensor& w, int64_t count) {
-  Shape shape = w.shape();
-  for (int i = shape.rank; i > 0; --i) {
-    shape.dims[static_cast<size_t>(i)] = shape.dims[static_cast<size_t>(i - 1)];
+  const Shape shape = w.shape().batched(count);
+  if (count == 1) {
+    return Tensor::constant(w.view().reshape(shape));
   }
-  shape.dims[0] = count;
-  ++shape.rank;
   const Tensor all = run.make(w.view().name, shape);
   for (int64_t i = 0; i < count && !run.pool().dry(); ++i) {
     copy_view(w.view(), all.view().slice(0, i, i + 1).reshape(w.shape()));
@@ -233,8 +226,7 @@ void Model::trace_memory(Run& run, int index, const Tensor& g, const Tensor& los
   std::vector<double> written;
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t t = 0; t < time; ++t) {
-      const int64_t end = std::min(time, (t / chunk + 1) * chunk);
-      if (t + lookahead < end) {
+      if (pair_in_chunk(t, time, chunk, lookahead)) {
         written.push_back(all[static_cast<size_t>(b * time + t)]);
       }
     }

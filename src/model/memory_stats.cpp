@@ -62,7 +62,7 @@ void MemoryStats::add(const MemoryRecord& record, const ModelConfig& config) {
     const std::vector<double> all = to_host(losses.view());
     for (size_t i = 0; i < all.size(); ++i) {
       const int64_t t = static_cast<int64_t>(i) % time;
-      if (record.update || t + lookahead < std::min(time, (t / chunk + 1) * chunk)) {
+      if (record.update || pair_in_chunk(t, time, chunk, lookahead)) {
         layer.loss_sum += all[i];
         ++layer.losses;
       }

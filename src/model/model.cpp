@@ -132,8 +132,8 @@ Tensor Model::attention(Run& run, const Layer& layer, const Tensor& x, const Ten
     require(!run.recording(), "model", "attention cannot be recorded on top of a cache");
     KvCache& cache = options.state->layers[static_cast<size_t>(index)].cache;
     cache.append(run, k_new, v_new, settings.window);
-    k = cache.k.part(cache.k.view().slice(1, 0, cache.length));
-    v = cache.v.part(cache.v.view().slice(1, 0, cache.length));
+    k = cache.keys();
+    v = cache.values();
     settings.q_offset = cache.length - x.dim(1);
   }
   const Tensor o = fwpkm::attention(run, q, k, v, settings, options.starts);

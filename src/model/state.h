@@ -20,6 +20,9 @@ struct KvCache {
   // Appends k, v [B,T,kv heads,head_dim]; makes room by dropping rows out of the window or by
   // growing.
   void append(Run& run, const Tensor& new_k, const Tensor& new_v, int64_t window);
+  // The rows in use.
+  Tensor keys() const { return k.part(k.view().slice(1, 0, length)); }
+  Tensor values() const { return v.part(v.view().slice(1, 0, length)); }
 };
 
 struct LayerState {

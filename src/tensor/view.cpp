@@ -37,6 +37,12 @@ bool Shape::operator==(const Shape& other) const {
   return rank == other.rank && std::equal(dims.begin(), dims.begin() + rank, other.dims.begin());
 }
 
+Shape Shape::batched(int64_t count) const {
+  std::vector<int64_t> all = list();
+  all.insert(all.begin(), count);
+  return Shape(std::span<const int64_t>(all));
+}
+
 std::string Shape::str() const {
   return fmt::format("[{}]", fmt::join(dims.begin(), dims.begin() + rank, ", "));
 }

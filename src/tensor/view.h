@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/dtype.h"
@@ -33,6 +34,10 @@ struct Shape {
   bool operator==(const Shape& other) const;
   // "[2, 3, 4]"
   std::string str() const;
+  // Its dimensions, as files of tensors want them.
+  std::vector<int64_t> list() const { return {dims.begin(), dims.begin() + rank}; }
+  // With one more dimension in front.
+  Shape batched(int64_t count) const;
 };
 
 // A named window on memory that somebody else owns. An empty view (data == nullptr) stands for an

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json_fields.h"
 #include "base/parallel.h"
 #include "text/corpus.h"
@@ -218,6 +219,10 @@ EncodeResult encode_corpus(const EncodeSettings& settings, const Tokenizer& toke
   }
   const fs::path folder = settings.out;
   make_folder(folder);
+  FileLock lock;
+  require(lock.take(folder), "encode",
+          "another process is encoding into {}; wait for it or choose another --out",
+          folder.string());
   if (settings.restart) {
     remove_old(folder);
   }

@@ -7,10 +7,6 @@
 namespace fwpkm {
 namespace {
 
-std::vector<int64_t> dims_of(const Shape& shape) {
-  return {shape.dims.begin(), shape.dims.begin() + shape.rank};
-}
-
 std::string row_name(size_t layer, int64_t row, const char* what) {
   return fmt::format("layers.{}.rows.{}.{}", layer, row, what);
 }
@@ -73,7 +69,7 @@ void CarriedMemory::save(const std::filesystem::path& path) const {
       writer.declare(row_name(l, r, "slots"), DType::kI32, {count});
     }
     for (size_t i = 0; i < layers_[l].mlp.size() && layers_[l].mlp[0]; ++i) {
-      writer.declare(mlp_name(l, i), real, dims_of(layers_[l].mlp[i].shape()));
+      writer.declare(mlp_name(l, i), real, layers_[l].mlp[i].shape().list());
     }
   }
   for (size_t l = 0; l < layers_.size(); ++l) {
@@ -100,7 +96,7 @@ void CarriedMemory::load(const std::filesystem::path& path) {
   const SafeTensors file = SafeTensors::open(path);
   const DType real = pool_.device().real;
   const auto data = [&](const std::string& name, const Shape& shape) {
-    require(file.info(name).dtype == real && file.info(name).shape == dims_of(shape), "run",
+    require(file.info(name).dtype == real && file.info(name).shape == shape.list(), "run",
             "{}: {} is not {} {}", path.string(), name, dtype_name(real), shape.str());
     return file.data(name).data();
   };

@@ -1,7 +1,6 @@
 #include "train/run_folder.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,13 +56,10 @@ std::string moment_name(const char* kind, const std::string& parameter) {
 
 void write_optimizer(const fs::path& file, const AdamW& optimizer) {
   SafeTensorsWriter writer(file);
-  const auto shape_of = [](const View& v) {
-    return std::vector<int64_t>(v.shape.dims.begin(), v.shape.dims.begin() + v.rank());
-  };
   writer.set_metadata("steps", std::to_string(optimizer.steps()));
   optimizer.for_moments([&](const std::string& name, const View& first, const View& second) {
-    writer.declare(moment_name("first", name), first.dtype, shape_of(first));
-    writer.declare(moment_name("second", name), second.dtype, shape_of(second));
+    writer.declare(moment_name("first", name), first.dtype, first.shape.list());
+    writer.declare(moment_name("second", name), second.dtype, second.shape.list());
   });
   optimizer.for_moments([&](const std::string& name, const View& first, const View& second) {
     append_view(&writer, moment_name("first", name), first);
@@ -97,23 +93,13 @@ RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {
   fs::create_directories(path_, error);
   require(!error, "run", "cannot make the folder {}: {}; choose another --out", path_.string(),
           error.message());
-  const fs::path lock = path_ / "lock";
-  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  check(lock_ >= 0, "open", lock);
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    ::close(lock_);
-    lock_ = -1;
-    fail("run", "another run is writing to {}; wait for it or choose another --out",
-         path_.string());
-  }
+  require(lock_.take(path_ / "lock"), "run",
+          "another run is writing to {}; wait for it or choose another --out", path_.string());
 }
 
 RunFolder::~RunFolder() {
   if (metrics_ != nullptr) {
     std::fclose(metrics_);
-  }
-  if (lock_ >= 0) {
-    ::close(lock_);
   }
 }
 

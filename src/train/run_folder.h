@@ -16,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/file.h"
 #include "model/model.h"
 #include "train/adamw.h"
 
@@ -63,7 +64,7 @@ class RunFolder {
 
  private:
   std::filesystem::path path_;
-  int lock_ = -1;
+  FileLock lock_;
   std::FILE* metrics_ = nullptr;
 };
 

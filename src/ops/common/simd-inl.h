@@ -128,6 +128,25 @@ HWY_INLINE V32 sigmoid(F32 d, V32 x) {
   return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), small, hn::Sub(one, small));
 }
 
+// x <- softmax(x).
+HWY_INLINE void softmax(F32 d, float* x, int64_t count) {
+  float highest = x[0];
+  for (int64_t i = 1; i < count; ++i) {
+    highest = HWY_MAX(highest, x[i]);
+  }
+  const V32 top = hn::Set(d, highest);
+  V32 sums = hn::Zero(d);
+  for_vectors(d, count, [&](int64_t i, size_t n) {
+    const V32 e = hn::Exp(d, hn::Sub(load_part(d, x + i, n), top));
+    sums = hn::Add(sums, hn::IfThenElseZero(hn::FirstN(d, n), e));
+    store_part(d, e, x + i, n);
+  });
+  const V32 scale = hn::Set(d, 1.0f / hn::GetLane(hn::SumOfLanes(d, sums)));
+  for_vectors(d, count, [&](int64_t i, size_t n) {
+    store_part(d, hn::Mul(load_part(d, x + i, n), scale), x + i, n);
+  });
+}
+
 // to = value, or to += value.
 HWY_INLINE void put(F32 d, V32 value, float* to, size_t count, bool add) {
   if (add) {

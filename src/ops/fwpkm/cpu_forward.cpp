@@ -59,7 +59,9 @@ class Forward {
       phase(P::write_keys, [&] { copy_keys(); });
       phase(P::write_values, [&] { clear_chains(); });
     }
-    phase(P::read, [&] { measure_keys(); });
+    if (by_products()) {
+      phase(P::read, [&] { measure_keys(); });
+    }
     for (int64_t c = 0; c < s.chunks; ++c) {
       const ChunkTokens tokens(s, c);
       float* addressing = args_.out[FwpkmOut::addressing].ptr<float>() + c;
@@ -88,6 +90,8 @@ class Forward {
     return SlotMap(plan_.maps + static_cast<size_t>(owner) * plan_.map_bytes, s.chain_cap);
   }
   float gate(int64_t t) const { return g_ == nullptr ? 1.0f : g_[t]; }
+  // Whether any candidates are found by products, which need the norms of the keys.
+  bool by_products() const { return longest_chunk(s) > kFwpkmFew && !args_.in[FwpkmIn::ids]; }
 
   void copy_keys() {
     float* moving = args_.out[FwpkmOut::keys].ptr<float>();
@@ -254,7 +258,7 @@ class Forward {
         weights[h * s.k + r] = plan_.scores[a + picks[r] / s.k] + plan_.scores[b + picks[r] % s.k];
       }
     }
-    softmax_in_place(d, weights, s.reads);
+    softmax(d, weights, s.reads);
   }
 
   // The row of an owner's overlay: -2-row, or -1 for the table's.
@@ -368,6 +372,7 @@ class Forward {
     if (key_starts_ != nullptr) {
       key_starts_[c + 1] = key_starts_[c] + touched;
     }
+    const bool measure = by_products() && c + 1 < s.chunks;  // for the next chunk
     auto* moving = const_cast<float*>(keys_);
     parallel_ranges(s.books * s.n, 8, [&](int64_t begin, int64_t end) {
       const F32 d;
@@ -393,10 +398,14 @@ class Forward {
             add_scaled_difference(d, -push * scale, q, old, s.half, now);
           }
         }
-        plan_.norms[key] = dot(d, now, now, s.half);
+        if (measure) {
+          plan_.norms[key] = dot(d, now, now, s.half);
+        }
       }
     });
-    find_max_norms();
+    if (measure) {
+      find_max_norms();
+    }
   }
 
   // Reads sorted by chain: each slot that is written has one owner, who adds in the order of

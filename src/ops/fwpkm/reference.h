@@ -39,7 +39,7 @@ class FwpkmTwin {
   void forward() {
     for (int64_t c = 0; c < s.chunks; ++c) {
       chunks_.push_back({keys_, {}});
-      for_tokens(c, [&](int64_t t, int64_t b) { read(c, t, b); });
+      for_tokens(c, [&](int64_t t) { read(c, t); });
       if (s.set.write) {
         const std::vector<T> moved = move_keys(c);
         write_values(c);
@@ -62,7 +62,7 @@ class FwpkmTwin {
   void for_tokens(int64_t c, Fn&& fn) const {
     for (int64_t b = 0; b < s.batch; ++b) {
       for (int64_t t = s.begin(c); t < s.end(c); ++t) {
-        fn(b * s.time + t, b);
+        fn(b * s.time + t);
       }
     }
   }
@@ -120,7 +120,7 @@ class FwpkmTwin {
   }
 
   void select(int64_t t);
-  void read(int64_t c, int64_t t, int64_t b);
+  void read(int64_t c, int64_t t);
   // P, the softmax over the selected sub-scores of a token in a codebook.
   std::vector<T> local_softmax(int64_t t, int64_t book) const;
   std::vector<T> marginals(int64_t c) const;
@@ -186,7 +186,7 @@ void FwpkmTwin<T>::select(int64_t t) {
 }
 
 template <typename T>
-void FwpkmTwin<T>::read(int64_t c, int64_t t, int64_t) {
+void FwpkmTwin<T>::read(int64_t c, int64_t t) {
   select(t);
   T* w = w_.data() + t * s.reads;
   T highest = 0, total = 0;
@@ -232,7 +232,7 @@ std::vector<T> FwpkmTwin<T>::local_softmax(int64_t t, int64_t book) const {
 template <typename T>
 std::vector<T> FwpkmTwin<T>::marginals(int64_t c) const {
   std::vector<T> pbar(static_cast<size_t>(s.marginals() * s.n));
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     for (int64_t book = 0; book < s.books; ++book) {
       const std::vector<T> p = local_softmax(t, book);
       for (int64_t j = 0; j < s.k; ++j) {
@@ -253,7 +253,7 @@ std::vector<T> FwpkmTwin<T>::move_keys(int64_t c) {
     for (const T p : pbar) {
       addressing_[c] += lambda * p * std::log(p + eps);
     }
-    for_tokens(c, [&](int64_t t, int64_t) {
+    for_tokens(c, [&](int64_t t) {
       for (int64_t book = 0; book < s.books; ++book) {
         const std::vector<T> p = local_softmax(t, book);
         const auto a = [&](int64_t j) {
@@ -272,7 +272,7 @@ std::vector<T> FwpkmTwin<T>::move_keys(int64_t c) {
     });
   } else {
     const T kappa = T(1) / static_cast<T>(std::max<int64_t>(1, s.batch * s.writers(c)) * s.dv);
-    for_tokens(c, [&](int64_t t, int64_t) {
+    for_tokens(c, [&](int64_t t) {
       std::fill_n(&push_[sub(t, 0, 0)], s.books * s.k, T(0));
       if (!writes(c, t)) {
         return;
@@ -295,7 +295,7 @@ std::vector<T> FwpkmTwin<T>::move_keys(int64_t c) {
     });
   }
   std::vector<T> moved = keys_;
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     for (int64_t book = 0; book < s.books; ++book) {
       for (int64_t j = 0; j < s.k; ++j) {
         const int64_t at = sub(t, book, j), key = (book * s.n + ids_[at]) * s.half;
@@ -313,12 +313,12 @@ std::vector<T> FwpkmTwin<T>::move_keys(int64_t c) {
 template <typename T>
 void FwpkmTwin<T>::write_values(int64_t c) {
   std::map<Place, int64_t> count;
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     for (int64_t r = 0; r < s.reads; ++r) {
       count[place(t, r)] += writes(c, t) || s.set.official ? 1 : 0;
     }
   });
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     if (!writes(c, t)) {
       return;
     }
@@ -387,7 +387,7 @@ void FwpkmTwin<T>::backward_addressing(int64_t c, const std::vector<T>& gam,
     }
     return mean;
   };
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     for (int64_t book = 0; book < s.books; ++book) {
       const std::vector<T> p = local_softmax(t, book);
       const T mean = mean_gam(t, book, p);
@@ -399,7 +399,7 @@ void FwpkmTwin<T>::backward_addressing(int64_t c, const std::vector<T>& gam,
   for (size_t i = 0; i < pbar.size(); ++i) {
     dpbar[i] *= T(1) / (pbar[i] + eps) + eps / ((pbar[i] + eps) * (pbar[i] + eps));
   }
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     for (int64_t book = 0; book < s.books; ++book) {
       const std::vector<T> p = local_softmax(t, book);
       const T mean = mean_gam(t, book, p);
@@ -434,7 +434,7 @@ void FwpkmTwin<T>::backward_chunk(int64_t c, std::vector<T>* E, Table* D) {
   };
   std::vector<T> gam(scores_.size()), ds(scores_.size());
   if (s.set.write) {
-    for_tokens(c, [&](int64_t t, int64_t) {
+    for_tokens(c, [&](int64_t t) {
       for (int64_t book = 0; book < s.books; ++book) {
         for (int64_t j = 0; j < s.k; ++j) {
           const int64_t at = sub(t, book, j), key = key_at(t, book, j);
@@ -457,7 +457,7 @@ void FwpkmTwin<T>::backward_chunk(int64_t c, std::vector<T>* E, Table* D) {
   Table dD;
   const T kappa = T(1) / static_cast<T>(std::max<int64_t>(1, s.batch * s.writers(c)) * s.dv);
   const Rows dy_rows(args_.dout[0]);
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     const T* dy = args_.dout[0].ptr<T>() + dy_rows[t];
     const T* w = w_.data() + t * s.reads;
     std::vector<T> dyhat(dy, dy + s.dv), de(static_cast<size_t>(s.dv)), e(de);
@@ -548,7 +548,7 @@ void FwpkmTwin<T>::backward_chunk(int64_t c, std::vector<T>* E, Table* D) {
 
   // Scores to queries and keys.
   std::vector<T> dkeys = *E;
-  for_tokens(c, [&](int64_t t, int64_t) {
+  for_tokens(c, [&](int64_t t) {
     for (int64_t book = 0; book < s.books; ++book) {
       for (int64_t j = 0; j < s.k; ++j) {
         const int64_t at = sub(t, book, j), key = key_at(t, book, j);

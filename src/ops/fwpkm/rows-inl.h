@@ -61,25 +61,6 @@ HWY_INLINE void add_scaled_difference(F32 d, float scale, const float* a, const 
   });
 }
 
-// x <- softmax(x).
-HWY_INLINE void softmax_in_place(F32 d, float* x, int64_t count) {
-  float highest = x[0];
-  for (int64_t i = 1; i < count; ++i) {
-    highest = HWY_MAX(highest, x[i]);
-  }
-  const V32 top = hn::Set(d, highest);
-  V32 sums = hn::Zero(d);
-  for_vectors(d, count, [&](int64_t i, size_t n) {
-    const V32 e = hn::Exp(d, hn::Sub(load_part(d, x + i, n), top));
-    sums = hn::Add(sums, hn::IfThenElseZero(hn::FirstN(d, n), e));
-    store_part(d, e, x + i, n);
-  });
-  const V32 scale = hn::Set(d, 1.0f / hn::GetLane(hn::SumOfLanes(d, sums)));
-  for_vectors(d, count, [&](int64_t i, size_t n) {
-    store_part(d, hn::Mul(load_part(d, x + i, n), scale), x + i, n);
-  });
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace fwpkm
 HWY_AFTER_NAMESPACE();

@@ -49,23 +49,6 @@ void few_scores(const PkmSizes& s, const float* q, int64_t count, const float* k
   }
 }
 
-// x <- softmax(x), x sorted with the largest first.
-void softmax(float* x, int64_t count) {
-  const F32 d;
-  const V32 first = hn::Set(d, x[0]);
-  V32 sums = hn::Zero(d);
-  for_vectors(d, count, [&](int64_t i, size_t n) {
-    // Lanes past the end hold first, whose exp is 1, and are masked out of the sum.
-    const V32 e = hn::Exp(d, hn::Sub(load_part(d, x + i, n), first));
-    sums = hn::Add(sums, hn::IfThenElseZero(hn::FirstN(d, n), e));
-    store_part(d, e, x + i, n);
-  });
-  const V32 scale = hn::Set(d, 1.0f / hn::GetLane(hn::SumOfLanes(d, sums)));
-  for_vectors(d, count, [&](int64_t i, size_t n) {
-    store_part(d, hn::Mul(load_part(d, x + i, n), scale), x + i, n);
-  });
-}
-
 }  // namespace
 
 void pkm_forward(const OpArgs& args) {
@@ -112,7 +95,7 @@ void pkm_forward(const OpArgs& args) {
         const int64_t a = (t * s.heads + h) * 2 * s.k, b = a + s.k;
         product_top_k(plan.best + a, plan.ids + a, plan.best + b, plan.ids + b, s.k, s.n,
                       weight + h * s.k, slot + h * s.k, scratch);
-        softmax(weight + h * s.k, s.k);
+        softmax(d, weight + h * s.k, s.k);
       }
       sum_rows(
           d, [&](int64_t r) { return values + slot[r] * s.dv; }, weight, s.reads, s.dv,
