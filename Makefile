@@ -33,12 +33,9 @@ test: build ## build, then run all tests
 	@ctest --preset release
 
 test-extra: deps ## all tests again, built with the address and undefined-behaviour sanitizers
-	@for preset in asan ubsan; do \
-	  echo "== $$preset"; \
-	  $(call CONFIGURE,$$preset); \
-	  $(call COMPILE,$$preset); \
-	  ctest --preset $$preset; \
-	done
+	@$(call CONFIGURE,sanitize)
+	@$(call COMPILE,sanitize)
+	@ctest --preset sanitize
 
 demo: build ## build, then show what the program does
 	@scripts/demo.sh
