@@ -295,5 +295,27 @@ TEST(StreamDecoder, WhatIsNoCharacterIsReplaced) {
   EXPECT_EQ(decoder.finish(), "");
 }
 
+TEST(TokenizerOf, FindsTheModelsOwn) {
+  const TempDir dir;
+  EXPECT_EQ(load_tokenizer_of(dir.path()), nullptr);  // nothing tells
+  EXPECT_EQ(load_tokenizer_of(dir.path(), "bytes")->kind(), "bytes");
+  const auto recall = load_tokenizer("recall:keys=8,values=5");
+  const auto tell = [&](const std::string& text) {
+    write_text_atomic(dir / "tokenizer.json", text);
+  };
+  tell(fmt::format(R"({{"kind": "recall", "fingerprint": "{}"}})", recall->fingerprint()));
+  expect_error([&] { load_tokenizer_of(dir.path()); }, "tokenizer.model");
+  write_text_atomic(dir / "tokenizer.model", recall->model_bytes());
+  EXPECT_EQ(load_tokenizer_of(dir.path())->fingerprint(), recall->fingerprint());
+  EXPECT_EQ(load_tokenizer_of(dir.path(), "recall:keys=8,values=5")->vocab_size(), 16);
+  expect_error([&] { load_tokenizer_of(dir.path(), "recall"); }, "recall", "is not the tokenizer");
+
+  for (const std::string bad : {"[]", "{}", R"({"kind": 3, "fingerprint": ""})",
+                                R"({"kind": "bytes"})", R"({"kind": "bytes", "fingerprint": 1})"}) {
+    tell(bad);
+    expect_error([&] { load_tokenizer_of(dir.path()); }, "tokenizer.json", "damaged");
+  }
+}
+
 }  // namespace
 }  // namespace fwpkm

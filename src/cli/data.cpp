@@ -155,8 +155,9 @@ void add_data(CLI::App& app) {
   CLI::App* sub = data->add_subcommand("encode",
                                        "Encode text once, into memory-mapped shards; "
                                        "given again after an interruption, it goes on");
-  sub->add_option("--tokenizer", e->tokenizer, "bytes, or a SentencePiece model")
-      ->type_name("bytes|FILE")
+  sub->add_option("--tokenizer", e->tokenizer,
+                  "bytes, a SentencePiece model, or recall: the words of builtin:recall")
+      ->type_name("bytes|recall|FILE")
       ->required();
   sub->add_option("--out", e->settings.out, "Folder for the shards")->type_name("DIR")->required();
   sub->add_option("--shard-mb", e->shard_mb, "MiB of tokens in a shard; documents are never split")
@@ -187,7 +188,7 @@ void add_data(CLI::App& app) {
       ->type_name("DIR")
       ->required();
   sub->add_option("--tokenizer", i->tokenizer, "Check that it was encoded with this one")
-      ->type_name("bytes|FILE");
+      ->type_name("bytes|recall|FILE");
   sub->add_flag("--verify", i->verify, "Read everything and check it");
   command(sub, [i](const Common& common) { return info(*i, common); });
 }

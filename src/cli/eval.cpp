@@ -1,9 +1,11 @@
+#include <initializer_list>
 #include <memory>
 
 #include "base/progress.h"
 #include "cli/cli.h"
 #include "eval/recall.h"
 #include "model/checkpoint.h"
+#include "text/recall_tokenizer.h"
 #include "train/run_folder.h"
 
 namespace fwpkm::cli {
@@ -83,20 +85,21 @@ int run_recall(const RecallArguments& a, const Common& common) {
   }
   nlohmann::json examples = nlohmann::json::array();
   std::string shown;
+  const auto words = recall_tokenizer(a.options.corpus);
   for (const RecallResult::Example& e : r.examples) {
-    const int64_t first_value = kRecallFirstKey + a.options.corpus.keys;
-    const auto value = [&](int32_t token) {
-      return token >= first_value ? fmt::format("value {}", token - first_value)
-                                  : fmt::format("token {}", token);
-    };
-    shown += fmt::format(
-        "  {:4} tokens ago it read: key {} {} has {}.  Asked for it, it says: {} {}\n", e.distance,
-        e.key[0] - kRecallFirstKey, e.key[1] - kRecallFirstKey, value(e.answer), value(e.expected),
-        e.answer == e.expected ? "(right)" : "(wrong)");
+    const auto text = [&](std::initializer_list<int32_t> tokens) { return words->decode(tokens); };
+    const std::string fact = text({kRecallFact, e.key[0], e.key[1], e.answer});
+    const std::string says = text({e.expected});
+    shown += fmt::format("  {:4} tokens ago it read: {}.  Told \"{}\" it says: {} {}\n", e.distance,
+                         fact, text({kRecallQuestion, e.key[0], e.key[1]}),
+                         says.empty() ? "(end of text)" : says,
+                         e.answer == e.expected ? "(right)" : "(wrong)");
     examples.push_back({{"key", {e.key[0], e.key[1]}},
                         {"answer", e.answer},
                         {"expected", e.expected},
-                        {"distance", e.distance}});
+                        {"distance", e.distance},
+                        {"fact", fact},
+                        {"says", says}});
   }
   if (!shown.empty()) {
     say(common, "\n" + shown);

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "text/builtin.h"
-#include "text/recall.h"
+#include "text/recall_tokenizer.h"
 #include "text/shards.h"
 
 namespace fwpkm {
@@ -68,11 +68,25 @@ Data open_data(const DataSettings& settings) {
       if (!data.tokenizer) {
         data.tokenizer = load_tokenizer("bytes");
       }
-      require(data.tokenizer->kind() == "bytes", "data",
-              "the built-in corpus is made of bytes; leave --tokenizer out, or encode it to files");
+      require(
+          data.tokenizer->kind() == "bytes", "data",
+          "the built-in corpus is made of bytes, and the tokenizer that was given, or that other "
+          "data has, is of kind {}; leave --tokenizer out, and mix it with bytes only",
+          data.tokenizer->kind());
       source.end_of_text = data.tokenizer->end_of_text();
     } else if (spec.name == "builtin:recall") {
-      source.documents = recall_documents(RecallSettings(), settings.seed, settings.split);
+      const RecallSettings recall;
+      const auto words = recall_tokenizer(recall);
+      if (!data.tokenizer) {
+        data.tokenizer = words;
+      }
+      require(
+          data.tokenizer->fingerprint() == words->fingerprint(), "data",
+          "{} has words of its own, {} tokens, and the tokenizer that was given, or that other "
+          "data has, is another ({}, {} tokens); leave --tokenizer out, and mix it with its like "
+          "only",
+          spec.name, words->vocab_size(), data.tokenizer->kind(), data.tokenizer->vocab_size());
+      source.documents = recall_documents(recall, settings.seed, settings.split);
       source.end_of_text = kRecallEnd;
     } else {
       require(!spec.name.starts_with("builtin"), "data",

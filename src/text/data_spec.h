@@ -22,7 +22,7 @@ struct DataSettings {
 
 struct Data {
   std::vector<WeightedSource> sources;
-  // What the tokens mean; none for builtin:recall, whose tokens are not text.
+  // What the tokens mean; none for files of the authors' code without --tokenizer.
   std::shared_ptr<const Tokenizer> tokenizer;
   int64_t vocab_size = 0;
   int32_t end_of_text = -1;  // the token that ends documents

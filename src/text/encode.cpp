@@ -128,11 +128,13 @@ class Journal {
 
 struct Batch {
   std::vector<TextPiece> pieces;
+  std::vector<int64_t> documents;  // which one each piece belongs to, from 0
   std::vector<std::vector<int32_t>> tokens;
 };
 
 bool read_batch(DocumentReader& reader, int64_t skip_documents, Batch& batch) {
   batch.pieces.clear();
+  batch.documents.clear();
   size_t bytes = 0;
   TextPiece piece;
   while (bytes < kBatchBytes && batch.pieces.size() < kBatchPieces) {
@@ -143,6 +145,7 @@ bool read_batch(DocumentReader& reader, int64_t skip_documents, Batch& batch) {
     if (document >= skip_documents) {
       bytes += piece.text.size();
       batch.pieces.push_back(std::move(piece));
+      batch.documents.push_back(document);
     }
   }
   return !batch.pieces.empty();
@@ -160,9 +163,14 @@ void encode_batch(const Tokenizer& tokenizer, Batch& batch) {
       errors[i] = std::current_exception();
     }
   });
-  for (const std::exception_ptr& error : errors) {
-    if (error != nullptr) {
-      std::rethrow_exception(error);
+  for (size_t i = 0; i < errors.size(); ++i) {
+    try {
+      if (errors[i] != nullptr) {
+        std::rethrow_exception(errors[i]);
+      }
+    } catch (const Error& error) {
+      fail("encode", "document {}{}: {}", batch.documents[i] + 1,
+           batch.pieces[i].starts_document ? "" : ", in a piece past its start", error.what());
     }
   }
 }

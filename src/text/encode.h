@@ -1,8 +1,9 @@
 // A corpus, encoded once: from text files to a folder of shards.
 //
-//   index.json        counts, tokenizer, shards, sources; written last, so its presence means
-//   "complete" shard-00000.tok   shards, see text/shard_file.h tokenizer.model   a copy of the
-//   SentencePiece model, if it is one unfinished.json   instead of index.json: what is done so far
+//   index.json        counts, tokenizer, shards, sources; written last: then all is complete
+//   shard-00000.tok   shards, see text/shard_file.h
+//   tokenizer.model   what the tokenizer is loaded from, unless it is bytes
+//   unfinished.json   instead of index.json: what is done so far
 #pragma once
 
 #include <cstdint>

@@ -20,9 +20,7 @@ constexpr int64_t kEarly = 3;
 enum Purpose : uint64_t { kKeys, kValues, kOrder, kPurposes };
 
 void check(const RecallSettings& s) {
-  require(s.keys >= 1 && s.keys <= 1 << 15, "recall", "keys={} must be 1..{}", s.keys, 1 << 15);
-  require(s.values >= 2 && s.values <= 1 << 20, "recall", "values={} must be 2..{}", s.values,
-          1 << 20);
+  check_recall_counts(s);
   require(s.tokens >= 2 * kRecallItem && s.tokens <= kLongest, "recall",
           "tokens={} must be {}..{}: a fact and a question take {}", s.tokens, 2 * kRecallItem,
           kLongest, 2 * kRecallItem);
@@ -190,6 +188,12 @@ class RecallDocuments final : public DocumentSource {
 };
 
 }  // namespace
+
+void check_recall_counts(const RecallSettings& s) {
+  require(s.keys >= 1 && s.keys <= 1 << 15, "recall", "keys={} must be 1..{}", s.keys, 1 << 15);
+  require(s.values >= 2 && s.values <= 1 << 20, "recall", "values={} must be 2..{}", s.values,
+          1 << 20);
+}
 
 int64_t recall_vocab_size(const RecallSettings& settings) {
   return kRecallFirstKey + settings.keys + settings.values;

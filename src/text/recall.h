@@ -7,6 +7,7 @@
 //   0 end    1 fact    2 question    3.. the key alphabet    then the values
 // Keys are distinct within a sequence; both tokens of a key come from one alphabet, so neither
 // alone names it. Every value is drawn evenly and on its own: guessing scores 1 / values.
+// text/recall_tokenizer.h has words for the tokens.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,8 @@ enum RecallToken : int32_t { kRecallEnd, kRecallFact, kRecallQuestion, kRecallFi
 
 inline constexpr int64_t kRecallItem = 4;
 
+// Throws unless `keys` and `values` are in range.
+void check_recall_counts(const RecallSettings& settings);
 int64_t recall_vocab_size(const RecallSettings& settings);
 // `facts` as it is used: the setting, or what it stands for where it is 0.
 int64_t recall_facts(const RecallSettings& settings);

@@ -1,9 +1,12 @@
 #include "text/tokenizer.h"
 
 #include <array>
+#include <fstream>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/json_fields.h"
+#include "text/recall_tokenizer.h"
 #include "text/sentencepiece.h"
 #include "text/utf8.h"
 
@@ -39,6 +42,14 @@ class ByteTokenizer final : public Tokenizer {
   std::array<char, 256> bytes_;
 };
 
+// The first line of a file, without its end; at most 80 bytes of it, and "" where there is no file.
+std::string first_line(const std::string& path) {
+  std::array<char, 80> buffer{};
+  std::ifstream(path, std::ios::binary).read(buffer.data(), buffer.size());
+  const std::string_view text(buffer.data(), buffer.size());
+  return std::string(text.substr(0, text.find_first_of(std::string_view("\n\0", 2))));
+}
+
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";
 
 }  // namespace
@@ -53,11 +64,40 @@ std::string Tokenizer::decode(std::span<const int32_t> tokens) const {
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& spec) {
   require(!spec.empty(), "tokenizer",
-          "no tokenizer is given; use bytes or the path of a SentencePiece model");
+          "no tokenizer is given; use bytes, recall or the path of a SentencePiece model");
   if (spec == "bytes") {
     return std::make_shared<ByteTokenizer>();
   }
+  if (is_recall_spec(spec)) {
+    return recall_tokenizer_of(spec);
+  }
+  if (const std::string line = first_line(spec); is_recall_spec(line)) {
+    return recall_tokenizer_of(line);
+  }
   return load_sentencepiece(spec);
+}
+
+std::shared_ptr<const Tokenizer> load_tokenizer_of(const std::filesystem::path& folder,
+                                                   const std::string& spec) {
+  const std::filesystem::path about = folder / "tokenizer.json";
+  if (!std::filesystem::exists(about)) {
+    return spec.empty() ? nullptr : load_tokenizer(spec);
+  }
+  const nlohmann::json json = read_json_file(about);
+  const auto text = [&](const char* key) {
+    require(json.is_object() && json.contains(key) && json.at(key).is_string(), "tokenizer",
+            "{} does not say \"{}\"; it is damaged", about.string(), key);
+    return json.at(key).get<std::string>();
+  };
+  const bool bytes = text("kind") == "bytes";
+  const std::string from = !spec.empty() ? spec
+                           : bytes       ? "bytes"
+                                         : (folder / "tokenizer.model").string();
+  auto tokenizer = load_tokenizer(from);
+  require(tokenizer->fingerprint() == text("fingerprint"), "tokenizer",
+          "{} is not the tokenizer that {} was trained with; leave --tokenizer out", from,
+          folder.string());
+  return tokenizer;
 }
 
 std::string StreamDecoder::push(int32_t token) {

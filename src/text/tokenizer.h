@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -25,14 +26,22 @@ class Tokenizer {
   virtual int32_t end_of_text() const = 0;
   // 32 hexadecimal digits that tell this tokenizer's content from any other's.
   virtual std::string fingerprint() const = 0;
-  virtual std::string kind() const = 0;  // "bytes" or "sentencepiece"
+  virtual std::string kind() const = 0;  // "bytes", "sentencepiece" or "recall"
   // The content of the file that it can be loaded from; empty where there is none.
   virtual std::string model_bytes() const { return ""; }
 };
 
-// "bytes": 256 byte values and end of text, 257 tokens. Anything else is the path of a
-// SentencePiece model, whose end of text is its piece <|endoftext|> or else </s>.
+// "bytes": 256 byte values and end of text, 257 tokens. "recall": the words of builtin:recall, as
+// in text/recall_tokenizer.h. Anything else is the path of a file: a SentencePiece model, whose end
+// of text is its piece <|endoftext|> or else </s>, or what model_bytes() of a recall tokenizer
+// gave.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& spec);
+
+// The tokenizer of the model in a folder: tokenizer.json there tells which one it was trained with,
+// tokenizer.model may hold it. `spec` names one where the folder does not tell; where it does, it
+// must be the same. Null if neither tells.
+std::shared_ptr<const Tokenizer> load_tokenizer_of(const std::filesystem::path& folder,
+                                                   const std::string& spec = "");
 
 // A text that comes token by token: push() yields what is certain, always whole UTF-8 characters.
 // Bytes that cannot become a character turn into U+FFFD.
