@@ -34,7 +34,7 @@ TEST(MappedFile, MapsAndMoves) {
   MappedFile moved(std::move(a));
   EXPECT_EQ(text_of(moved), "alpha");
   EXPECT_TRUE(a.bytes().empty());
-  moved = MappedFile(dir / "b");
+  moved = MappedFile(dir / "b", /*huge_pages=*/true);
   EXPECT_EQ(text_of(moved), "beta");
 }
 
@@ -82,11 +82,14 @@ TEST(ReadText, ReadsWholeFilesUpToTheLimit) {
   expect_error([&] { read_text(dir / "none"); }, "No such file");
 }
 
+constexpr size_t kBlock = 2u << 20;  // bytes that go to the system at once
+
 TEST(AtomicFile, WritesPiecesOfAllSizes) {
   const TempDir dir;
   std::string expected;
   AtomicFile file(dir / "out");
-  for (const size_t size : {0, 1, 3, 65535, 65536, 65537, 7, 200'000, 0, 5}) {
+  for (const size_t size : std::initializer_list<size_t>{0, 1, 3, kBlock - 1, kBlock, kBlock + 1, 7,
+                                                         3 * kBlock + 9, 0, 5}) {
     const std::string piece(size, static_cast<char>('a' + size % 26));
     file.write(piece.data(), piece.size());
     expected += piece;
@@ -223,7 +226,7 @@ class FileSizeLimit {
 TEST(AtomicFile, FailedWritesAreErrorsAndLeaveNothing) {
   const TempDir dir;
   put(dir / "out", "old");
-  const std::string large(300'000, 'x');
+  const std::string large(kBlock + 300'000, 'x');
   {
     const FileSizeLimit limit(100'000);
     AtomicFile file(dir / "out");

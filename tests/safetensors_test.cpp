@@ -212,6 +212,23 @@ TEST(SafeTensors, OddSizesInPiecesMisalignedAndEmpty) {
   }
 }
 
+// However long the header is, so that weights can be used where they are.
+TEST(SafeTensors, DataBeginsAtAMultipleOf64) {
+  const TempDir dir;
+  const std::vector<float> value = {1.5f};
+  for (size_t length = 1; length <= 130; ++length) {
+    const std::string name(length, 'n');
+    SafeTensorsWriter writer(dir / "a");
+    writer.declare(name, DType::kF32, {1});
+    writer.append(name, std::span(value));
+    writer.commit();
+    EXPECT_EQ((std::filesystem::file_size(dir / "a") - sizeof(float)) % 64, 0u) << length;
+    const SafeTensors file = SafeTensors::open(dir / "a");
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(file.data(name).data()) % 64, 0u) << length;
+    EXPECT_EQ(copy(file.data(name)), copy(bytes_of(value)));
+  }
+}
+
 TEST(SafeTensors, MetadataAndNamesKeepTheirText) {
   const TempDir dir;
   const std::string odd = "quote\" back\\slash new\nline \xc3\xa4\xe2\x82\xac";
@@ -262,7 +279,8 @@ TEST(SafeTensors, WriterOutputIsExactAndDeterministic) {
   std::string header = R"({"__metadata__":{"y":"2","z":"1"},)"
                        R"("b":{"dtype":"I16","shape":[2],"data_offsets":[0,4]},)"
                        R"("a":{"dtype":"U8","shape":[1],"data_offsets":[4,5]}})";
-  header.resize((header.size() + 7) / 8 * 8, ' ');
+  header.resize((8 + header.size() + 63) / 64 * 64 - 8,
+                ' ');  // the data begins at a multiple of 64
   EXPECT_EQ(text, safetensors_bytes(header, std::string("\x01\x00\xfe\xff\x03", 5)));
 }
 

@@ -16,6 +16,12 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
+// The system has no more memory. Nothing else is wrong, so a caller may free some and try again.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
 template <typename... Args>
 [[noreturn]] void fail(std::string_view tag, fmt::format_string<Args...> format, Args&&... args) {
   throw Error(fmt::format("[{}] {}", tag, fmt::format(format, std::forward<Args>(args)...)));

@@ -19,12 +19,19 @@
 
 #include "base/error.h"
 
+#if __has_include(<sanitizer/asan_interface.h>)
+#include <sanitizer/asan_interface.h>  // its macros do nothing in a build without the sanitizer
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#endif
+
 namespace fwpkm {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kBufferBytes = 64u << 10;
+constexpr size_t kBlockBytes = 2u << 20;  // a huge page
 
 const char* hint(int code) {
   switch (code) {
@@ -176,9 +183,16 @@ void sync_directory(const fs::path& directory) {
   }
 }
 
+// The last page of a map reads as zeros behind the file's end: a reader that goes too far would not
+// be noticed there, so AddressSanitizer is told that these bytes are nobody's.
+size_t bytes_behind(size_t size) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return (page - size % page) % page;
+}
+
 }  // namespace
 
-MappedFile::MappedFile(const fs::path& path) {
+MappedFile::MappedFile(const fs::path& path, bool huge_pages, bool keep_open) {
   // O_NONBLOCK: opening a pipe must fail below, not wait for a writer.
   const Descriptor fd(open_for_reading(path, O_NONBLOCK));
   const struct stat status = status_of(fd.get(), path);
@@ -191,7 +205,12 @@ MappedFile::MappedFile(const fs::path& path) {
   if (address == MAP_FAILED) {
     fail_errno("map", path, errno);
   }
+  if (huge_pages) {
+    ::madvise(address, size_, MADV_HUGEPAGE);  // failing changes nothing
+  }
   data_ = static_cast<const std::byte*>(address);
+  fd_ = keep_open ? ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0) : -1;
+  ASAN_POISON_MEMORY_REGION(data_ + size_, bytes_behind(size_));
 }
 
 MappedFile::~MappedFile() {
@@ -199,20 +218,27 @@ MappedFile::~MappedFile() {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      fd_(std::exchange(other.fd_, -1)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   if (this != &other) {
     unmap();
     data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);
+    fd_ = std::exchange(other.fd_, -1);
   }
   return *this;
 }
 
 void MappedFile::unmap() {
   if (data_ != nullptr) {
+    ASAN_UNPOISON_MEMORY_REGION(data_ + size_, bytes_behind(size_));
     ::munmap(const_cast<std::byte*>(data_), size_);
+  }
+  if (fd_ >= 0) {
+    ::close(fd_);
   }
 }
 
@@ -261,7 +287,7 @@ AtomicFile::AtomicFile(fs::path target) : target_(std::move(target)) {
           target_.string());
   temporary_ = target_;
   temporary_ += fmt::format(".{}-{}.tmp", ::getpid(), ticket_.number);
-  buffer_.reserve(kBufferBytes);
+  buffer_.reserve(kBlockBytes);
   remove_leftovers(target_);
   fd_ = retry([&] {
     return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -287,13 +313,19 @@ void AtomicFile::write(const void* data, size_t size) {
   require(fd_ >= 0 && !failed_, "file", "cannot write '{}': it was committed or failed before",
           target_.string());
   const auto* bytes = static_cast<const std::byte*>(data);
-  if (size > kBufferBytes - buffer_.size()) {
-    flush();
-  }
-  if (size >= kBufferBytes) {
-    write_through(bytes, size);
-  } else {
-    buffer_.insert(buffer_.end(), bytes, bytes + size);
+  while (size > 0) {
+    size_t n = std::min(size, kBlockBytes - buffer_.size());
+    if (buffer_.empty() && size >= kBlockBytes) {
+      n = size / kBlockBytes * kBlockBytes;
+      write_through(bytes, n);
+    } else {
+      buffer_.insert(buffer_.end(), bytes, bytes + n);
+      if (buffer_.size() == kBlockBytes) {
+        flush();
+      }
+    }
+    bytes += n;
+    size -= n;
   }
 }
 

@@ -14,9 +14,14 @@ namespace fwpkm {
 // A whole regular file mapped read-only. The bytes stay valid until the object dies, also when the
 // file is replaced or removed meanwhile; only truncating it in place while it is mapped is fatal
 // (the system answers with SIGBUS). An empty file is an error: no format of ours is empty.
+//
+// `huge_pages` is advice for a file that is read all over, again and again: what the page cache
+// does not hold yet comes in as huge pages where kernel and file system have them for files.
+// `keep_open`: the file can be mapped again, by descriptor(), whatever becomes of its name.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path);
+  explicit MappedFile(const std::filesystem::path& path, bool huge_pages = false,
+                      bool keep_open = false);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -24,12 +29,14 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  int descriptor() const { return fd_; }  // -1 unless kept open
 
  private:
   void unmap();
 
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int fd_ = -1;
 };
 
 inline constexpr uint64_t kTextLimit = 64u << 20;
@@ -41,6 +48,9 @@ std::string read_text(const std::filesystem::path& path, uint64_t limit = kTextL
 // A file that appears under its name only when it is complete: bytes go to a temporary beside the
 // target, and commit() puts it in the target's place, on the disk. Without commit() the target
 // stays as it was and the temporary is removed.
+//
+// Bytes go to the system in whole blocks of 2 MiB, at multiples of that: so a file system that has
+// large pages in its cache can hold the new file in huge ones, and mapping it is as good as a copy.
 //
 // The temporary is called <target>.<pid>-<n>.tmp. A killed process cannot remove its own, so each
 // new AtomicFile first removes those of the same target whose process is gone (or had this

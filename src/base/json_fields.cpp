@@ -37,15 +37,19 @@ json scalar_from_text(const std::string& text) {
 }  // namespace
 
 json parse_json_text(std::string_view text, const std::string& source) {
+  // Copying, comparing and showing a value recurse into it, so a hostile file could use up the
+  // stack.
+  constexpr int kDeepest = 64;
   std::vector<std::set<std::string>> open;  // keys seen in each object that is still open
-  const auto watch = [&](int, json::parse_event_t event, json& parsed) {
+  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
+    require(depth <= kDeepest, "config", "{}: nested deeper than {} levels", source, kDeepest);
     if (event == json::parse_event_t::object_start) {
       open.emplace_back();
     } else if (event == json::parse_event_t::object_end) {
       open.pop_back();
-    } else if (event == json::parse_event_t::key) {
-      require(open.back().insert(parsed.get<std::string>()).second, "config",
-              "{}: key {} is given twice; remove one", source, shown(parsed));
+    } else if (event == json::parse_event_t::key &&
+               !open.back().insert(parsed.get<std::string>()).second) {
+      fail("config", "{}: key {} is given twice; remove one", source, shown(parsed));
     }
     return true;
   };
@@ -71,6 +75,9 @@ json read_json_file(const std::filesystem::path& file) {
 }
 
 std::string nearest_key(std::string_view key, const std::vector<std::string>& candidates) {
+  // Longer than any key there is; a hostile file must not make an error message take minutes.
+  constexpr size_t kLongest = 128;
+  key = key.substr(0, kLongest);
   std::string best;
   size_t least = std::string::npos;
   for (const std::string& candidate : candidates) {
@@ -183,8 +190,9 @@ const json* find_field(const json& object, std::string_view key, const std::stri
     if (found == object.end()) {
       return nullptr;
     }
-    require(found->is_object(), "config", "{}: {} must be an object with keys, got {}", source,
-            section, shown(*found));
+    if (!found->is_object()) {
+      fail("config", "{}: {} must be an object with keys, got {}", source, section, shown(*found));
+    }
     holder = &*found;
   }
   const auto found = holder->find(std::string(name));
@@ -194,8 +202,10 @@ const json* find_field(const json& object, std::string_view key, const std::stri
 void require_known_keys(const json& object, const std::vector<std::string>& keys,
                         const std::string& source) {
   const auto check = [&](const std::string& key) {
-    require(std::find(keys.begin(), keys.end(), key) != keys.end(), "config",
-            "{}: unknown key {}; did you mean \"{}\"?", source, shown(key), nearest_key(key, keys));
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
+      fail("config", "{}: unknown key {}; did you mean \"{}\"?", source, shown(key),
+           nearest_key(key, keys));
+    }
   };
   for (const auto& [name, value] : object.items()) {
     const bool section = std::any_of(

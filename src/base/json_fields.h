@@ -20,7 +20,8 @@
 
 namespace fwpkm {
 
-// Parses a whole file. Syntax errors name file, line and column; a key given twice is an error.
+// Parses a whole file. Syntax errors name file, line and column; a key given twice and nesting
+// deeper than any config's are errors.
 nlohmann::json read_json_file(const std::filesystem::path& file);
 nlohmann::json parse_json_text(std::string_view text, const std::string& source);
 
@@ -182,8 +183,9 @@ struct Codec<std::vector<T>> {
 template <typename T>
 void read_value(const nlohmann::json& json, std::string_view key, const std::string& source,
                 T& out) {
-  require(Codec<T>::read(json, out), "config", "{}: {} must be {}, got {}", source, key,
-          Codec<T>::type(), shown(json));
+  if (!Codec<T>::read(json, out)) {
+    fail("config", "{}: {} must be {}, got {}", source, key, Codec<T>::type(), shown(json));
+  }
 }
 
 // ---------------------------------------------------------------------------------- visitors

@@ -39,6 +39,9 @@ class Random {
   uint64_t bits() { return bits_at(next_++); }
   double uniform() { return uniform_at(next_++); }
   double normal() { return normal_at((1ull << 62) + next_++); }
+  // How many were drawn; setting it goes on from there.
+  uint64_t drawn() const { return next_; }
+  void set_drawn(uint64_t count) { next_ = count; }
   // Uniform in 0..n-1.
   int64_t below(int64_t n) { return static_cast<int64_t>(uniform() * static_cast<double>(n)); }
 

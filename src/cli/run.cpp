@@ -20,7 +20,8 @@ int run(const Arguments& a, const Common& common) {
   const Device device = common.parsed_device();
   std::unique_ptr<Model> model;
   if (!a.model.empty()) {
-    model = load_model(a.model, device, a.gradients, common.overrides);
+    // The dump keeps the fast weights that the run writes.
+    model = load_model(a.model, device, a.gradients, common.overrides, Weights::kOwn);
   } else {
     model = std::make_unique<Model>(load_config(a.config, common.overrides), device, a.gradients);
     model->parameters().initialize(a.seed);

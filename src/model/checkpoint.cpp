@@ -1,5 +1,7 @@
 #include "model/checkpoint.h"
 
+#include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "base/file.h"
@@ -41,7 +43,10 @@ void load_parameters(const SafeTensors& file, const std::string& prefix, const M
             "F16 or BF16",
             file.path().string(), name, dtype_name(info.dtype));
     check_shape(file, info, spec, config);
-    const View& to = parameters->at(p).view();
+    if (parameters->mapped(p) && parameters->at(p).view().data == file.data(name).data()) {
+      continue;
+    }
+    const View& to = parameters->writable(spec.name);
     const auto count = static_cast<size_t>(to.size());
     if (to.dtype == DType::kF64) {
       file.read(name, to.ptr<double>(), count);
@@ -60,14 +65,18 @@ void load_parameters(const SafeTensors& file, const std::string& prefix, const M
 }
 
 std::unique_ptr<Model> load_model(const std::filesystem::path& folder, Device device,
-                                  bool gradients, std::span<const std::string> overrides) {
+                                  bool gradients, std::span<const std::string> overrides,
+                                  Weights weights) {
   require(std::filesystem::is_directory(folder), "model",
           "{} is not a folder; a model is a folder with config.json and model.safetensors",
           folder.string());
   ModelConfig config = load_config(folder / "config.json", overrides);
-  const SafeTensors file = SafeTensors::open(folder / "model.safetensors");
-  auto model = std::make_unique<Model>(std::move(config), device, gradients);
-  load_parameters(file, "", model->config(), &model->parameters());
+  const bool map = weights == Weights::kMapped && !gradients;
+  const auto file = std::make_shared<const SafeTensors>(
+      SafeTensors::open(folder / "model.safetensors", /*huge_pages=*/map));
+  auto model = std::make_unique<Model>(std::move(config), device, gradients, /*dry=*/false,
+                                       map ? file : nullptr);
+  load_parameters(*file, "", model->config(), &model->parameters());
   return model;
 }
 
@@ -89,10 +98,17 @@ void save_model(const Model& model, const std::filesystem::path& folder, DType d
   SafeTensorsWriter writer(folder / "model.safetensors");
   writer.set_metadata("format", "pt");
   const auto& specs = parameters.specs();
-  for (const ParameterSpec& spec : specs) {
-    writer.declare(spec.name, dtype, spec.shape.list());
+  // Those that fill whole cache lines first: they all begin at one, and when they are mapped their
+  // vectors lie across no border.
+  std::vector<size_t> order(specs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_partition(order.begin(), order.end(), [&](size_t p) {
+    return static_cast<size_t>(specs[p].shape.size()) * dtype_size(dtype) % kDataAlignment == 0;
+  });
+  for (const size_t p : order) {
+    writer.declare(specs[p].name, dtype, specs[p].shape.list());
   }
-  for (size_t p = 0; p < specs.size(); ++p) {
+  for (const size_t p : order) {
     append_view(&writer, specs[p].name, parameters.at(p).view());
   }
   const ModelConfig& config = model.config();

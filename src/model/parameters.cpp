@@ -208,36 +208,67 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& c) {
   return std::move(table.specs);
 }
 
-Parameters::Parameters(const ModelConfig& config, Device device, bool gradients, bool dry)
-    : device_(device), pool_(device), specs_(parameter_specs(config)) {
+Parameters::Parameters(const ModelConfig& config, Device device, bool gradients, bool dry,
+                       std::shared_ptr<const SafeTensors> file)
+    : device_(device), file_(std::move(file)), pool_(device), specs_(parameter_specs(config)) {
+  require(!gradients || file_ == nullptr, "parameters",
+          "weights that get gradients are written, so they cannot stay in {}",
+          file_ == nullptr ? "" : file_->path().string());
   pool_.set_dry(dry);
+  const size_t element = dtype_size(device.real);
+  std::vector<void*> in_file;
   size_t values = 0, grads = 0;
   for (const ParameterSpec& spec : specs_) {
-    values += padded(spec.shape.size());
+    in_file.push_back(find_mapped(spec));
+    mapped_.push_back(in_file.back() != nullptr);
+    if (mapped_.back()) {
+      mapped_bytes_ += static_cast<size_t>(spec.shape.size()) * element;
+    } else {
+      values += padded(spec.shape.size());
+    }
     grads += spec.fast ? 0 : padded(spec.shape.size());
   }
-  const size_t element = dtype_size(device.real);
-  values_ = pool_.allocate(values * element);
+  if (values > 0) {
+    values_ = pool_.allocate(values * element);
+  }
   if (gradients) {
     grads_ = pool_.allocate(grads * element);
   }
-  auto* value_at = static_cast<char*>(values_->data());
+  auto* value_at = values_ ? static_cast<char*>(values_->data()) : nullptr;
   auto* grad_at = gradients ? static_cast<char*>(grads_->data()) : nullptr;
   for (const ParameterSpec& spec : specs_) {
-    index_[spec.name] = tensors_.size();
+    const size_t index = tensors_.size();
+    index_[spec.name] = index;
     const char* name = spec.name.c_str();
     View grad;
     if (gradients && !spec.fast) {
       grad = View(name, grad_at, device.real, device.kind, spec.shape);
       grad_at += padded(spec.shape.size()) * element;
     }
+    void* value = in_file[index];
+    if (value == nullptr) {
+      value = value_at;
+      value_at += padded(spec.shape.size()) * element;
+    }
     tensors_.push_back(
-        Tensor::parameter(View(name, value_at, device.real, device.kind, spec.shape), grad));
-    value_at += padded(spec.shape.size()) * element;
+        Tensor::parameter(View(name, value, device.real, device.kind, spec.shape), grad));
   }
   if (!dry) {
     zero_gradients();
   }
+}
+
+void* Parameters::find_mapped(const ParameterSpec& spec) const {
+  if (file_ == nullptr || device_.kind == DeviceKind::kCuda || !file_->has(spec.name)) {
+    return nullptr;
+  }
+  const TensorInfo& info = file_->info(spec.name);
+  const std::byte* data = file_->data(spec.name).data();
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % dtype_size(device_.real) == 0;
+  // Views have no const, but the pages cannot be written.
+  return aligned && info.dtype == device_.real && info.shape == spec.shape.list()
+             ? const_cast<std::byte*>(data)
+             : nullptr;
 }
 
 const Tensor& Parameters::at(const std::string& name) const {
@@ -246,7 +277,24 @@ const Tensor& Parameters::at(const std::string& name) const {
   return tensors_[it->second];
 }
 
+const View& Parameters::writable(const std::string& name) const {
+  const View& view = at(name).view();
+  require_writable(index_.at(name));
+  return view;
+}
+
+void Parameters::require_writable(size_t index) const {
+  require(
+      !mapped_[index], "parameters",
+      "{} is read-only: it lies in {}, which others may use too; load the model with weights of "
+      "its own to change them",
+      specs_[index].name, file_ == nullptr ? "a file" : file_->path().string());
+}
+
 void Parameters::initialize(uint64_t seed) {
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    require_writable(p);
+  }
   const auto fill = [&]<typename T>(T*) {
     for (size_t p = 0; p < specs_.size(); ++p) {
       const Init init = specs_[p].init;

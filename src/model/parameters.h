@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "tensor/safetensors.h"
 #include "tensor/tensor.h"
 
 namespace fwpkm {
@@ -29,29 +30,45 @@ struct ParameterSpec {
 // In the order of the layers. Tied output weights are not listed twice.
 std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
 
-// Owns the weights of one model and, if asked for, their gradients: one block of each kind.
+// Owns the weights of one model and, if asked for, their gradients: one block of each kind. Weights
+// may also lie in a mapped file, whose pages all processes that map it share.
 class Parameters {
  public:
-  // Memory is reserved but not set; call initialize() or load.
-  Parameters(const ModelConfig& config, Device device, bool gradients, bool dry = false);
+  // Memory is reserved but not set; call initialize() or load. With `file`, a tensor that is there
+  // with this shape, the device's type and its element's alignment stays there: it has its values
+  // already, takes no memory and is read-only (a write to it faults). The file is held open.
+  Parameters(const ModelConfig& config, Device device, bool gradients, bool dry = false,
+             std::shared_ptr<const SafeTensors> file = nullptr);
 
   Device device() const { return device_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   // By name; a name that is not in the table is a programming error and throws.
   const Tensor& at(const std::string& name) const;
   const Tensor& at(size_t index) const { return tensors_[index]; }
+  // A tensor to be written; one that is mapped is refused.
+  const View& writable(const std::string& name) const;
+  bool mapped(size_t index) const { return mapped_[index]; }
   bool has_gradients() const { return static_cast<bool>(grads_); }
 
   void initialize(uint64_t seed);
   void zero_gradients();
-  size_t value_bytes() const { return values_->bytes(); }
+  // Weights in memory of our own, and in the file.
+  size_t value_bytes() const { return values_ ? values_->bytes() : 0; }
+  size_t mapped_bytes() const { return mapped_bytes_; }
   size_t gradient_bytes() const { return grads_ ? grads_->bytes() : 0; }
 
  private:
+  // The tensor's bytes in the file, or null if they cannot be used as they are.
+  void* find_mapped(const ParameterSpec& spec) const;
+  void require_writable(size_t index) const;
+
   Device device_;
+  std::shared_ptr<const SafeTensors> file_;
   Pool pool_;
   std::vector<ParameterSpec> specs_;
   std::vector<Tensor> tensors_;
+  std::vector<bool> mapped_;  // by index
+  size_t mapped_bytes_ = 0;
   std::map<std::string, size_t> index_;
   std::shared_ptr<Block> values_, grads_;
 };

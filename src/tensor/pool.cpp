@@ -38,7 +38,11 @@ Device Device::parse(const std::string& name) {
 }
 
 Block::~Block() {
-  pool_->release(data_, bytes_);
+  if (pool_ != nullptr) {
+    pool_->release(data_, bytes_);
+  } else {
+    std::free(data_);
+  }
 }
 
 Pool::~Pool() {
@@ -72,10 +76,10 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
       madvise(data, size, MADV_HUGEPAGE);  // advice only; failing changes nothing
     }
     if (data == nullptr) {
-      fail("memory",
-           "out of memory asking for {} MiB ({} MiB are in use); use a smaller batch or "
-           "a shorter sequence",
-           size >> 20, used_ >> 20);
+      throw OutOfMemory(fmt::format(
+          "[memory] out of memory asking for {} MiB ({} MiB are in use); use a smaller batch or "
+          "a shorter sequence",
+          size >> 20, used_ >> 20));
     }
     held_ += size;
   }
@@ -85,6 +89,22 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
     std::memset(data, 0xff, got);
   }
   return std::make_shared<Block>(this, data, got);
+}
+
+std::shared_ptr<Block> Pool::allocate_kept(size_t bytes) {
+  if (dry_) {
+    return allocate(bytes);
+  }
+  const size_t size = rounded(bytes);
+  void* data = nullptr;
+  if (posix_memalign(&data, kAlign, size) != 0) {
+    throw OutOfMemory(
+        fmt::format("[memory] out of memory asking for {} MiB of a stream's state", size >> 20));
+  }
+  if (poison_) {
+    std::memset(data, 0xff, size);
+  }
+  return std::make_shared<Block>(nullptr, data, size);
 }
 
 void Pool::release(void* data, size_t bytes) {
@@ -104,6 +124,21 @@ void Pool::trim() {
     }
     blocks.clear();
   }
+}
+
+std::unique_ptr<Pool> PoolSet::take() {
+  const std::lock_guard lock(mutex_);
+  if (idle_.empty()) {
+    return std::make_unique<Pool>(device_);
+  }
+  std::unique_ptr<Pool> pool = std::move(idle_.back());
+  idle_.pop_back();
+  return pool;
+}
+
+void PoolSet::give_back(std::unique_ptr<Pool> pool) {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(pool));
 }
 
 }  // namespace fwpkm

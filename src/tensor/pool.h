@@ -27,7 +27,8 @@ struct Device {
 
 class Pool;
 
-// A block of a pool; goes back to it when the last owner lets go.
+// A block of a pool, which goes back to it when the last owner lets go; or, without a pool, of the
+// system's.
 class Block {
  public:
   Block(Pool* pool, void* data, size_t bytes) : pool_(pool), data_(data), bytes_(bytes) {}
@@ -53,6 +54,9 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   std::shared_ptr<Block> allocate(size_t bytes);
+  // A block that is not the pool's, but the owners' alone: it may outlive the pool, and be let go
+  // in any thread. For what is kept over many runs.
+  std::shared_ptr<Block> allocate_kept(size_t bytes);
   Device device() const { return device_; }
   // Fill new blocks with NaN, so that a kernel that leaves an output unwritten is found.
   void set_poison(bool on) { poison_ = on; }
@@ -77,6 +81,34 @@ class Pool {
   size_t peak_ = 0;
   bool poison_ = false;
   bool dry_ = false;
+};
+
+// Pools to run on, lent to whoever asks; from any thread.
+class PoolSet {
+ public:
+  explicit PoolSet(Device device) : device_(device) {}
+
+  // A pool that nobody else has; goes back to the set when the loan ends.
+  class Loan {
+   public:
+    explicit Loan(PoolSet& set) : set_(set), pool_(set.take()) {}
+    ~Loan() { set_.give_back(std::move(pool_)); }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    Pool& operator*() const { return *pool_; }
+
+   private:
+    PoolSet& set_;
+    std::unique_ptr<Pool> pool_;
+  };
+
+ private:
+  std::unique_ptr<Pool> take();
+  void give_back(std::unique_ptr<Pool> pool);
+
+  Device device_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Pool>> idle_;
 };
 
 }  // namespace fwpkm

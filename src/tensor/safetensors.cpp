@@ -48,8 +48,8 @@ std::string nearest(std::string_view name, const std::vector<TensorInfo>& tensor
 
 }  // namespace
 
-SafeTensors SafeTensors::open(const std::filesystem::path& path) {
-  return SafeTensors(path, MappedFile(path));
+SafeTensors SafeTensors::open(const std::filesystem::path& path, bool huge_pages) {
+  return SafeTensors(path, MappedFile(path, huge_pages));
 }
 
 SafeTensors::SafeTensors(std::filesystem::path path, MappedFile file)

@@ -23,8 +23,9 @@ class SafeTensors {
  public:
   using Info = TensorInfo;
 
-  // Checks the whole header; what the calls below hand out can be trusted.
-  static SafeTensors open(const std::filesystem::path& path);
+  // Checks the whole header; what the calls below hand out can be trusted. `huge_pages` as in
+  // MappedFile.
+  static SafeTensors open(const std::filesystem::path& path, bool huge_pages = false);
 
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
@@ -56,10 +57,14 @@ class SafeTensors {
   std::map<std::string, size_t, std::less<>> index_;
 };
 
+// Where the data of files we write begins is a multiple of this, a cache line.
+inline constexpr size_t kDataAlignment = 64;
+
 // Writes a file front to back: declare every tensor, append their data in the same order, commit.
 // The target appears only on commit, whole; see AtomicFile. The same calls give the same bytes.
 // Tensors lie in the order declared, without gaps: to keep each aligned to its element, declare
-// those of wider types first. After an error from append() or commit() the writer is of no use.
+// those of wider types first. After an error from
+// append() or commit() the writer is of no use.
 class SafeTensorsWriter {
  public:
   explicit SafeTensorsWriter(std::filesystem::path path);

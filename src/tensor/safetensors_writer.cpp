@@ -13,7 +13,6 @@ namespace {
 
 constexpr const char* kTag = "safetensors";
 constexpr size_t kBlockElements = 8192;
-constexpr size_t kHeaderAlignment = 8;
 
 // As a JSON string. Text that is not UTF-8 is refused.
 std::string json_string(const std::string& text) {
@@ -85,7 +84,8 @@ void SafeTensorsWriter::start() {
                         fmt::join(tensor.shape, ","), tensor.begin, tensor.end);
   }
   text += "}";
-  text.resize((text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
+  const size_t data_begin = sizeof(uint64_t) + text.size();
+  text.append((kDataAlignment - data_begin % kDataAlignment) % kDataAlignment, ' ');
   require(text.size() <= kMaxHeaderBytes, kTag,
           "{}: the header would have {} bytes, more than the {} that readers accept; use fewer "
           "tensors or less metadata",

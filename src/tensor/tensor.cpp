@@ -1,5 +1,6 @@
 #include "tensor/tensor.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "tensor/profile.h"
@@ -98,8 +99,23 @@ Tensor Tensor::reshape(const Shape& shape) const {
   return part(view().reshape(shape));
 }
 
+bool Tensor::sole() const {
+  const bool sole = node_.use_count() == 1 && node_->storage.use_count() == 1;
+  // What the last other owner did in another thread happened before what we do now.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return sole;
+}
+
 Tensor Run::make(const char* name, const Shape& shape) {
   return make(name, shape, device().real);
+}
+
+Tensor Run::make_kept(const char* name, const Shape& shape) {
+  auto node = std::make_shared<Node>();
+  const DType dtype = device().real;
+  node->storage = pool_.allocate_kept(static_cast<size_t>(shape.size()) * dtype_size(dtype));
+  node->value = View(name, node->storage->data(), dtype, device().kind, shape);
+  return Tensor(std::move(node));
 }
 
 Tensor Run::make(const char* name, const Shape& shape, DType dtype) {

@@ -55,6 +55,8 @@ class Tensor {
   Tensor part(const View& part) const;
   // All of this tensor under another shape.
   Tensor reshape(const Shape& shape) const;
+  // Whether this is the only handle on its memory, so that it may be changed in place.
+  bool sole() const;
 
  private:
   std::shared_ptr<Node> node_;
@@ -77,6 +79,8 @@ class Run {
   // New memory of the device's float type; contents undefined.
   Tensor make(const char* name, const Shape& shape);
   Tensor make(const char* name, const Shape& shape, DType dtype);
+  // Like make, for what outlives the run's pool (Pool::allocate_kept).
+  Tensor make_kept(const char* name, const Shape& shape);
   // Like make, but empty when nothing is recorded: for what only backward needs.
   Tensor make_saved(const char* name, const Shape& shape);
   // Copies host numbers to the device, converting to its float type.
