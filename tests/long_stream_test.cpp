@@ -44,9 +44,9 @@ TEST(LongStream, StaysFlat) {
   model.parameters().initialize(3);
   Pool pool(Device::cpu());
   fwpkm::Run run(pool);  // testing::Test has one too
-  State state = State::start(model.config(), run, 1);
+  State state = model.start(run);
   ForwardOptions options;
-  options.state = &state;
+  options.states = {&state};
 
   constexpr int64_t kPiece = 250;  // not a multiple of anything
   const int64_t pieces = stream_tokens() / kPiece, warm = pieces / 4;

@@ -21,13 +21,13 @@ class Stream {
   explicit Stream(const Model& model, int64_t batch = 1)
       : model_(model), pool_(model.parameters().device()), run_(pool_) {
     pool_.set_poison(true);
-    state_ = State::start(model.config(), run_, batch);
+    state_ = model.start(run_, batch);
   }
 
   // tokens [batch, ..] -> hidden states.
   Values read(const std::vector<int32_t>& tokens, bool write = true) {
     ForwardOptions options;
-    options.state = &state_;
+    options.states = {&state_};
     options.write_memory = write;
     const Shape shape = {state_.batch, static_cast<int64_t>(tokens.size()) / state_.batch};
     return to_host(model_.hidden(run_, run_.from_host("tokens", shape, tokens), options).view());

@@ -45,9 +45,9 @@ TEST_P(Models, StreamsCanBeCut) {
     const int64_t width = model.config().hidden_size;
     for (const std::vector<int64_t>& cuts :
          {std::vector<int64_t>{40}, {1, 1, 1, 37}, {7, 13, 20}, std::vector<int64_t>(40, 1)}) {
-      State state = State::start(model.config(), run, kBatch);
+      State state = model.start(run, kBatch);
       ForwardOptions options;
-      options.state = &state;
+      options.states = {&state};
       int64_t at = 0;
       double worst = 0;
       for (const int64_t length : cuts) {

@@ -147,9 +147,9 @@ DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device
   model.parameters().initialize(1);
   Pool pool(device);
   Run run(pool);
-  State state = State::start(config, run, 1);
+  State state = model.start(run);
   ForwardOptions options;
-  options.state = &state;
+  options.states = {&state};
   const auto stream = random_tokens(tokens + 8, config.vocab_size, 0);
   std::vector<double> times;
   double bandwidth = 0;

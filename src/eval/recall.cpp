@@ -12,7 +12,7 @@ class Streams {
   Streams(const Model& model, Pool& pool, int64_t batch, bool freeze, MemoryStats* memory)
       : model_(model),
         run_(pool),
-        state_(State::start(model.config(), run_, batch)),
+        state_(model.start(run_, batch)),
         batch_(batch),
         freeze_(freeze),
         memory_(memory) {}
@@ -32,7 +32,7 @@ class Streams {
       tokens.insert(tokens.end(), s.tokens.begin() + begin, s.tokens.begin() + end);
     }
     ForwardOptions options;
-    options.state = &state_;
+    options.states = {&state_};
     options.write_memory = write && !freeze_;
     std::vector<MemoryRecord> records;
     options.records = memory_ == nullptr ? nullptr : &records;

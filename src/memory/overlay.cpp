@@ -1,52 +1,109 @@
 #include "memory/overlay.h"
 
-#include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace fwpkm {
 
 Overlay::Overlay(int64_t owners, int64_t n, int64_t width, Device device)
-    : owners_(owners),
-      n_(n),
-      width_(width),
-      device_(device),
-      row_bytes_(static_cast<size_t>(width) * dtype_size(device.real)),
-      directory_(static_cast<size_t>(owners * n), -1) {}
+    : Overlay(owners,
+              std::make_shared<RowArena>(n, static_cast<size_t>(width) * dtype_size(device.real)),
+              device) {}
 
-size_t Overlay::bytes() const {
-  return (directory_.size() + pages_.size()) * sizeof(int32_t) +
-         static_cast<size_t>(used_) * row_bytes_;
+Overlay::Overlay(int64_t owners, std::shared_ptr<RowArena> arena, Device device)
+    : owners_(owners),
+      n_(arena->n()),
+      width_(static_cast<int64_t>(arena->row_bytes() / dtype_size(device.real))),
+      device_(device),
+      arena_(std::move(arena)),
+      directory_(static_cast<size_t>(owners * n_), -1) {}
+
+Overlay::~Overlay() {
+  for (const int32_t page : directory_) {
+    if (page >= 0) {
+      arena_->drop_page(page);
+    }
+  }
 }
 
-const std::byte* Overlay::find(int64_t owner, int32_t slot) const {
-  const int32_t page = directory_[static_cast<size_t>(owner * n_ + slot / n_)];
-  const int32_t row = page < 0 ? -1 : pages_[static_cast<size_t>(page * n_ + slot % n_)];
-  return row < 0 ? nullptr : row_at(row);
+Overlay::Overlay(const Overlay& other)
+    : owners_(other.owners_),
+      n_(other.n_),
+      width_(other.width_),
+      used_(other.used_),
+      pages_(other.pages_),
+      device_(other.device_),
+      arena_(other.arena_),
+      directory_(other.directory_) {
+  for (const int32_t page : directory_) {
+    if (page >= 0) {
+      arena_->keep_page(page);
+    }
+  }
+}
+
+Overlay::Overlay(Overlay&& other) noexcept {
+  swap(other);
+}
+
+Overlay& Overlay::operator=(Overlay other) noexcept {
+  swap(other);
+  return *this;
+}
+
+void Overlay::swap(Overlay& other) noexcept {
+  std::swap(owners_, other.owners_);
+  std::swap(n_, other.n_);
+  std::swap(width_, other.width_);
+  std::swap(used_, other.used_);
+  std::swap(pages_, other.pages_);
+  std::swap(device_, other.device_);
+  std::swap(arena_, other.arena_);
+  std::swap(directory_, other.directory_);
+}
+
+size_t Overlay::bytes() const {
+  return (directory_.size() + static_cast<size_t>(pages_ * n_)) * sizeof(int32_t) +
+         static_cast<size_t>(used_) * row_bytes();
+}
+
+int32_t* Overlay::place(int64_t owner, int32_t slot) {
+  int32_t& page = directory_[static_cast<size_t>(owner * n_ + slot / n_)];
+  if (page < 0) {
+    page = arena_->add_page();
+    ++pages_;
+  } else {
+    page = arena_->own_page(page);
+  }
+  return arena_->page(page) + slot % n_;
 }
 
 void Overlay::put(int64_t owner, int32_t slot, const void* from) {
-  int32_t& page = directory_[static_cast<size_t>(owner * n_ + slot / n_)];
-  if (page < 0) {
-    if (free_pages_.empty()) {
-      page = static_cast<int32_t>(pages_.size() / static_cast<size_t>(n_));
-      pages_.resize(pages_.size() + static_cast<size_t>(n_), -1);
-    } else {
-      page = free_pages_.back();
-      free_pages_.pop_back();
-    }
-  }
-  int32_t& row = pages_[static_cast<size_t>(page * n_ + slot % n_)];
-  if (row < 0) {
-    if (free_rows_.empty()) {
-      row = static_cast<int32_t>(rows_.size() / row_bytes_);
-      rows_.resize(rows_.size() + row_bytes_);
-    } else {
-      row = free_rows_.back();
-      free_rows_.pop_back();
-    }
+  int32_t* row = place(owner, slot);
+  if (*row < 0) {
+    *row = arena_->add_row();
     ++used_;
+  } else {
+    *row = arena_->own_row(*row);
   }
-  std::memcpy(rows_.data() + static_cast<size_t>(row) * row_bytes_, from, row_bytes_);
+  std::memcpy(arena_->row(*row), from, row_bytes());
+}
+
+void Overlay::adopt(int64_t owner, int32_t slot, int32_t number) {
+  int32_t* row = place(owner, slot);
+  arena_->keep_row(number);
+  *row = number;
+  ++used_;
+}
+
+bool Overlay::erase(int64_t owner, int32_t slot) {
+  if (number(owner, slot) < 0) {
+    return false;
+  }
+  int32_t* row = place(owner, slot);
+  arena_->drop_row(std::exchange(*row, -1));
+  --used_;
+  return true;
 }
 
 void Overlay::clear(int64_t owner) {
@@ -56,15 +113,10 @@ void Overlay::clear(int64_t owner) {
       continue;
     }
     for (int64_t i = 0; i < n_; ++i) {
-      int32_t& row = pages_[static_cast<size_t>(page * n_ + i)];
-      if (row >= 0) {
-        free_rows_.push_back(row);
-        row = -1;
-        --used_;
-      }
+      used_ -= arena_->page(page)[i] >= 0 ? 1 : 0;
     }
-    free_pages_.push_back(page);
-    page = -1;
+    arena_->drop_page(std::exchange(page, -1));
+    --pages_;
   }
 }
 
@@ -77,10 +129,9 @@ OverlayViews Overlay::views() const {
   };
   OverlayViews views;
   views.directory = constant("overlay.directory", directory_.data(), DType::kI32, {owners_, n_});
-  views.pages = constant("overlay.pages", pages_.data(), DType::kI32,
-                         {static_cast<int64_t>(pages_.size()) / n_, n_});
-  views.rows = constant("overlay.rows", rows_.data(), device_.real,
-                        {static_cast<int64_t>(rows_.size() / row_bytes_), width_});
+  views.pages = constant("overlay.pages", arena_->page(0), DType::kI32, {arena_->page_limit(), n_});
+  views.rows =
+      constant("overlay.rows", arena_->row(0), device_.real, {arena_->row_limit(), width_});
   return views;
 }
 

@@ -3,12 +3,18 @@
 // The index has two levels: for each owner a directory of n page numbers, and pages of n row
 // numbers, made when a slot of theirs is first written. So an owner costs its directory, the pages
 // it touched and the rows it wrote, and a row is found by two loads, on every device alike.
+//
+// Pages and rows lie in an arena and are counted there. A copy of an overlay is a fork: it shares
+// all pages and rows, and whoever writes first makes copies of what it touches. Overlays of one
+// arena may be used from different threads.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "memory/row_arena.h"
 #include "tensor/tensor.h"
 
 namespace fwpkm {
@@ -24,51 +30,76 @@ struct OverlayViews {
 class Overlay {
  public:
   Overlay() = default;
-  // For tables of n*n slots of `width` numbers of the device's type.
+  // For tables of n*n slots of `width` numbers of the device's type; with an arena of its own.
   Overlay(int64_t owners, int64_t n, int64_t width, Device device);
+  // The same in an arena that others use too.
+  Overlay(int64_t owners, std::shared_ptr<RowArena> arena, Device device);
+  ~Overlay();
+  Overlay(const Overlay& other);
+  Overlay(Overlay&& other) noexcept;
+  Overlay& operator=(Overlay other) noexcept;
 
   int64_t owners() const { return owners_; }
   int64_t n() const { return n_; }
   int64_t width() const { return width_; }
   int64_t rows() const { return used_; }
-  // Bytes of index and rows in use.
+  const std::shared_ptr<RowArena>& arena() const { return arena_; }
+  size_t row_bytes() const { return arena_ ? arena_->row_bytes() : 0; }
+  // Bytes of index and rows in use, shared ones included.
   size_t bytes() const;
 
+  // The number of a slot's row in the arena, or -1.
+  int32_t number(int64_t owner, int32_t slot) const {
+    const int32_t page = directory_[static_cast<size_t>(owner * n_ + slot / n_)];
+    return page < 0 ? -1 : arena_->page(page)[slot % n_];
+  }
   // The row of a slot, or null.
-  const std::byte* find(int64_t owner, int32_t slot) const;
-  // Copies `row` in place of what the slot has.
+  const std::byte* find(int64_t owner, int32_t slot) const {
+    const int32_t row = number(owner, slot);
+    return row < 0 ? nullptr : arena_->row(row);
+  }
+  // Copies `row` in place of what the slot has. `row` must not be this overlay's own.
   void put(int64_t owner, int32_t slot, const void* row);
+  // Makes row `number` of the arena the slot's, which has none yet; it gets one owner more.
+  void adopt(int64_t owner, int32_t slot, int32_t number);
+  // Forgets one slot: true if there was something. The page stays.
+  bool erase(int64_t owner, int32_t slot);
   // Forgets what an owner wrote. Costs what that was.
   void clear(int64_t owner);
 
   // Calls fn(slot, row) for each row of an owner, by slot.
   template <typename Fn>
   void for_each(int64_t owner, Fn&& fn) const {
+    for_numbers(owner, [&](int32_t slot, int32_t row) {
+      fn(slot, static_cast<const std::byte*>(arena_->row(row)));
+    });
+  }
+  // The same with the row's number in the arena.
+  template <typename Fn>
+  void for_numbers(int64_t owner, Fn&& fn) const {
     for (int64_t p = 0; p < n_; ++p) {
       const int32_t page = directory_[static_cast<size_t>(owner * n_ + p)];
       for (int64_t i = 0; i < n_ && page >= 0; ++i) {
-        const int32_t row = pages_[static_cast<size_t>(page * n_ + i)];
+        const int32_t row = arena_->page(page)[i];
         if (row >= 0) {
-          fn(static_cast<int32_t>(p * n_ + i), row_at(row));
+          fn(static_cast<int32_t>(p * n_ + i), row);
         }
       }
     }
   }
 
-  // Valid until the next change; empty handles if nothing was written.
+  // Valid until the next change of this overlay; empty handles if nothing was written.
   OverlayViews views() const;
 
  private:
-  const std::byte* row_at(int32_t row) const {
-    return rows_.data() + static_cast<size_t>(row) * row_bytes_;
-  }
+  void swap(Overlay& other) noexcept;
+  // The place of a slot's row number, in a page that is this overlay's alone.
+  int32_t* place(int64_t owner, int32_t slot);
 
-  int64_t owners_ = 0, n_ = 0, width_ = 0, used_ = 0;
+  int64_t owners_ = 0, n_ = 0, width_ = 0, used_ = 0, pages_ = 0;
   Device device_;
-  size_t row_bytes_ = 0;
-  std::vector<int32_t> directory_, pages_;
-  std::vector<std::byte> rows_;
-  std::vector<int32_t> free_rows_, free_pages_;
+  std::shared_ptr<RowArena> arena_;
+  std::vector<int32_t> directory_;
 };
 
 }  // namespace fwpkm

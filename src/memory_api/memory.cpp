@@ -107,21 +107,6 @@ void Memory::State::draw_keys() {
   }
 }
 
-std::unique_ptr<Pool> Memory::State::take_pool() const {
-  const std::scoped_lock lock(mutex);
-  if (pools.empty()) {
-    return std::make_unique<Pool>(Device::cpu());
-  }
-  std::unique_ptr<Pool> pool = std::move(pools.back());
-  pools.pop_back();
-  return pool;
-}
-
-void Memory::State::return_pool(std::unique_ptr<Pool> pool) const {
-  const std::scoped_lock lock(mutex);
-  pools.push_back(std::move(pool));
-}
-
 FwpkmResult Memory::State::call(Run& run, const float* q, const float* v, const float* g,
                                 int64_t count) const {
   const Settings& s = settings;
@@ -175,34 +160,34 @@ void Memory::write(std::span<const float> keys, std::span<const float> values,
   if (count == 0) {
     return;
   }
-  state_->with_pool([&](Run& run) {
-    const FwpkmResult r = state_->call(run, keys.data(), values.data(),
-                                       strengths.empty() ? nullptr : strengths.data(), count);
-    for_written(r, [&](int64_t, int32_t slot, const std::byte* row, size_t) {
-      state_->overlay.put(0, slot, row);
-    });
-    if (s.addr_weight != 0) {
-      std::copy_n(r.keys.view().ptr<float>(), state_->keys.size(), state_->keys.data());
-    }
+  const PoolSet::Loan pool(state_->pools);
+  Run run(*pool);
+  const FwpkmResult r = state_->call(run, keys.data(), values.data(),
+                                     strengths.empty() ? nullptr : strengths.data(), count);
+  for_written(r, [&](int64_t, int32_t slot, const std::byte* row, size_t) {
+    state_->overlay.put(0, slot, row);
   });
+  if (s.addr_weight != 0) {
+    std::copy_n(r.keys.view().ptr<float>(), state_->keys.size(), state_->keys.data());
+  }
 }
 
 void Memory::State::read(std::span<const float> from, float* to, Reading* more) const {
   const int64_t count = count_vectors(from, settings.key_dim, "keys");
-  with_pool([&](Run& run) {
-    for (int64_t at = 0; at < count; at += kPiece) {
-      const int64_t part = std::min(kPiece, count - at);
-      const FwpkmResult r = call(run, from.data() + at * settings.key_dim, nullptr, nullptr, part);
-      std::copy_n(r.output.view().ptr<float>(), part * settings.value_dim,
-                  to + at * settings.value_dim);
-      if (more != nullptr) {
-        std::copy_n(r.slots.view().ptr<int32_t>(), part * settings.topk,
-                    more->slots.data() + at * settings.topk);
-        std::copy_n(r.weights.view().ptr<float>(), part * settings.topk,
-                    more->weights.data() + at * settings.topk);
-      }
+  const PoolSet::Loan pool(pools);
+  Run run(*pool);
+  for (int64_t at = 0; at < count; at += kPiece) {
+    const int64_t part = std::min(kPiece, count - at);
+    const FwpkmResult r = call(run, from.data() + at * settings.key_dim, nullptr, nullptr, part);
+    std::copy_n(r.output.view().ptr<float>(), part * settings.value_dim,
+                to + at * settings.value_dim);
+    if (more != nullptr) {
+      std::copy_n(r.slots.view().ptr<int32_t>(), part * settings.topk,
+                  more->slots.data() + at * settings.topk);
+      std::copy_n(r.weights.view().ptr<float>(), part * settings.topk,
+                  more->weights.data() + at * settings.topk);
     }
-  });
+  }
 }
 
 std::vector<float> Memory::read(std::span<const float> keys) const {

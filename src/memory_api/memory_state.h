@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "memory/overlay.h"
@@ -25,25 +24,11 @@ struct Memory::State {
   FwpkmResult call(Run& run, const float* q, const float* v, const float* g, int64_t count) const;
   void read(std::span<const float> keys, float* values, Reading* more) const;
 
-  // Calls with a pool that nobody else uses meanwhile.
-  template <typename Fn>
-  void with_pool(Fn&& fn) const {
-    std::unique_ptr<Pool> pool = take_pool();
-    {
-      Run run(*pool);
-      fn(run);
-    }
-    return_pool(std::move(pool));
-  }
-  std::unique_ptr<Pool> take_pool() const;
-  void return_pool(std::unique_ptr<Pool> pool) const;
-
   Settings settings;
   std::vector<float> keys;   // [2 * n_subkeys, key_dim / 2]
   std::vector<float> zeros;  // [value_dim]: what a slot holds that nobody wrote
   Overlay overlay;
-  mutable std::mutex mutex;  // of `pools`
-  mutable std::vector<std::unique_ptr<Pool>> pools;
+  mutable PoolSet pools{Device::cpu()};
 };
 
 }  // namespace fwpkm

@@ -147,10 +147,12 @@ ModelConfig read_ours(const nlohmann::json& json, const std::string& source) {
     const bool ours = std::any_of(keys.begin(), keys.end(), [&](std::string_view key) {
       return key == entry.key() || split_key(key).first == entry.key();
     });
-    require(ours || !is_official_key(entry.key()), "config",
-            "{}: unknown key \"{}\"; it belongs to the authors' format, which needs "
-            "\"architectures\" or \"model_type\"; ours has \"{}\"",
-            source, entry.key(), nearest_key(entry.key(), keys));
+    if (!ours && is_official_key(entry.key())) {
+      fail("config",
+           "{}: unknown key \"{}\"; it belongs to the authors' format, which needs "
+           "\"architectures\" or \"model_type\"; ours has \"{}\"",
+           source, entry.key(), nearest_key(entry.key(), keys));
+    }
   }
   require_known_keys(json, keys, source);
   require(json.contains("name"), "config", "{}: key \"name\" is missing; add \"name\": \"...\"",
@@ -238,7 +240,9 @@ ModelConfig load_config(const std::filesystem::path& file, std::span<const std::
 
 ModelConfig parse_config(const nlohmann::json& json, const std::string& source,
                          std::span<const std::string> overrides) {
-  require(json.is_object(), "config", "{}: a config is a JSON object, got {}", source, shown(json));
+  if (!json.is_object()) {
+    fail("config", "{}: a config is a JSON object, got {}", source, shown(json));
+  }
   ModelConfig config =
       is_official(json) ? translate_official(json, source) : read_ours(json, source);
   const bool seq_follows = !config.official && find_field(json, "train.seq", source) == nullptr;

@@ -128,9 +128,10 @@ struct ModelConfig {
   bool has_mixer(Mixer kind) const;  // in any layer
   bool has_pkm(int layer) const;     // in place of the MLP
   bool has_fwpkm(int layer) const;   // before the token mixer
-  bool has_fwmlp(int layer) const;   // before the token mixer
-  int64_t rotary_dim() const;        // features of a head that rotate
-  int64_t yarn_length() const;       // positions that YaRN stretches
+  bool has_any_fwpkm() const { return !fwpkm.layers.empty(); }
+  bool has_fwmlp(int layer) const;  // before the token mixer
+  int64_t rotary_dim() const;       // features of a head that rotate
+  int64_t yarn_length() const;      // positions that YaRN stretches
 
   bool operator==(const ModelConfig&) const = default;
 };

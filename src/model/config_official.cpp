@@ -106,9 +106,10 @@ class Reader {
   // All keys have been asked for: what is left is unknown.
   void finish() {
     for (const auto& entry : json_.items()) {
-      require(std::find(keys_.begin(), keys_.end(), entry.key()) != keys_.end(), "config",
-              "{}: unknown key {}; did you mean \"{}\"?", source_, shown(entry.key()),
-              nearest_key(entry.key(), keys_));
+      if (std::find(keys_.begin(), keys_.end(), entry.key()) == keys_.end()) {
+        fail("config", "{}: unknown key {}; did you mean \"{}\"?", source_, shown(entry.key()),
+             nearest_key(entry.key(), keys_));
+      }
     }
   }
 
@@ -129,8 +130,9 @@ void read_rope(Reader& in, ModelConfig& c) {
     return;
   }
   const std::string where = in.source() + ": rope_scaling";
-  require(scaling->is_object(), "config", "{} must be null or an object, got {}", where,
-          shown(*scaling));
+  if (!scaling->is_object()) {
+    fail("config", "{} must be null or an object, got {}", where, shown(*scaling));
+  }
   Reader rope(*scaling, where);
   std::string type = rope.take<std::string>("type", "");
   type = rope.take<std::string>("rope_type", type);

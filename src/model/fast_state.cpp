@@ -60,9 +60,9 @@ void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
   for (const MemoryRecord& record : records) {
     const std::string at = fmt::format("model.layers.{}.", record.layer);
     if (record.fwpkm.keys) {
-      copy_view(record.fwpkm.keys.view(), parameters->at(at + "fwpkm.keys").view());
+      copy_view(record.fwpkm.keys.view(), parameters->writable(at + "fwpkm.keys"));
       if (shared) {
-        auto* values = static_cast<std::byte*>(parameters->at(at + "fwpkm.values").view().data);
+        auto* values = static_cast<std::byte*>(parameters->writable(at + "fwpkm.values").data);
         for_written(record.fwpkm, [&](int64_t, int32_t slot, const std::byte* row, size_t bytes) {
           std::memcpy(values + static_cast<size_t>(slot) * bytes, row, bytes);
         });
@@ -73,7 +73,7 @@ void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
     for (size_t i = 0; i < record.mlp.after.size() && record.mlp.after[0]; ++i) {
       const Tensor& after = record.mlp.after[i];
       if (shared) {
-        const View& to = parameters->at(at + kFwmlpNames[i]).view();
+        const View& to = parameters->writable(at + kFwmlpNames[i]);
         copy_view(after.view().reshape(to.shape), to);
       } else if (keep) {
         rows[static_cast<size_t>(record.layer)].mlp[i] = after;

@@ -35,6 +35,8 @@ struct FastStream {
 struct MemoryRecord {
   int layer = 0;
   bool update = false;  // of a stream: every token wrote; reads are not counted again
+  int64_t row = 0;      // of an update: the sequence of the batch
+  Tensor strengths;     // of an update: [1, pairs] the gates that the writes had; or empty
   Tensor gates;         // [B, T] or empty
   FwpkmResult fwpkm;
   FastMlpResult mlp;

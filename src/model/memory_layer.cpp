@@ -9,8 +9,8 @@
 namespace fwpkm {
 namespace {
 
-// Rows begin..end of sequence b of x [B, T, ..], as one sequence.
-Tensor rows_of(const Tensor& x, int64_t b, int64_t begin, int64_t end) {
+// Tokens begin..end of sequence b of x [B, T, ..], as one sequence.
+Tensor tokens_of(const Tensor& x, int64_t b, int64_t begin, int64_t end) {
   return Tensor::constant(x.view().slice(0, b, b + 1).slice(1, begin, end));
 }
 
@@ -34,6 +34,15 @@ Tensor repeat(Run& run, const Tensor& w, int64_t count) {
   return all;
 }
 
+// A copy that outlives the run.
+Tensor kept(Run& run, const Tensor& t) {
+  const Tensor copy = run.make_kept(t.view().name, t.shape());
+  if (!run.pool().dry()) {
+    copy_view(t.view(), copy.view());
+  }
+  return copy;
+}
+
 }  // namespace
 
 // Chunk, lookahead: the same for both kinds of memory.
@@ -43,7 +52,7 @@ Model::MemoryShape Model::memory_shape(int layer) const {
 }
 
 // One update of a stream by `pairs` queries and the values they are to find.
-void Model::update_stream(Run& run, const Layer& layer, int index, FastStream* stream,
+void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, FastStream* stream,
                           int64_t pairs, std::vector<MemoryRecord>* records) const {
   const int64_t lookahead = memory_shape(index).lookahead;
   Run plain(run.pool());
@@ -59,12 +68,20 @@ void Model::update_stream(Run& run, const Layer& layer, int index, FastStream* s
     const FwpkmResult r =
         fwpkm_memory(plain, q, v, g, stream->keys ? stream->keys : layer.memory.keys,
                      layer.memory.values, settings, stream->overlay.views());
-    stream->keys = r.keys;
+    stream->keys = kept(run, r.keys);
     if (!run.pool().dry()) {
       put_rows(r, &stream->overlay);
     }
     if (records != nullptr) {
-      records->push_back({index, true, {}, r, {}});
+      MemoryRecord& record = records->emplace_back();
+      record.layer = index;
+      record.update = true;
+      record.row = row;
+      record.fwpkm = r;
+      if (g && !run.pool().dry()) {
+        record.strengths = plain.make("memory.strengths", g.shape());
+        copy_view(g.view(), record.strengths.view());
+      }
     }
   } else {
     FastMlpSettings settings = fwmlp_settings(config_);
@@ -72,9 +89,15 @@ void Model::update_stream(Run& run, const Layer& layer, int index, FastStream* s
     settings.chunk = pairs;
     settings.mean_target = false;
     const FastMlpResult r = fast_mlp(plain, q, v, stream_mlp(run, layer, *stream), settings);
-    stream->mlp = r.after;
+    for (size_t i = 0; i < r.after.size(); ++i) {
+      stream->mlp[i] = kept(run, r.after[i]);
+    }
     if (records != nullptr) {
-      records->push_back({index, true, {}, {}, r});
+      MemoryRecord& record = records->emplace_back();
+      record.layer = index;
+      record.update = true;
+      record.row = row;
+      record.mlp = r;
     }
   }
   // The newest `lookahead` tokens stay: their pairs are not complete.
@@ -112,7 +135,9 @@ Tensor Model::read_stream(Run& run, const Layer& layer, int index, const FastStr
     const FwpkmResult r = fwpkm_memory(run, q, v, {}, stream.keys ? stream.keys : layer.memory.keys,
                                        layer.memory.values, settings, stream.overlay.views());
     if (options.records != nullptr) {
-      options.records->push_back({index, false, {}, r, {}});
+      MemoryRecord& record = options.records->emplace_back();
+      record.layer = index;
+      record.fwpkm = r;
     }
     return r.output;
   }
@@ -127,20 +152,26 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
   require(!run.recording(), "model", "a memory cannot be recorded on top of a state");
   const int64_t time = q.dim(1), room = memory_shape(index).chunk + memory_shape(index).lookahead;
   const Tensor y = run.make("memory.read", v.shape());
+  std::vector<FastStream*> streams;
+  for (State* state : options.states) {
+    for (FastStream& stream : state->layers[static_cast<size_t>(index)].fast) {
+      streams.push_back(&stream);
+    }
+  }
   for (int64_t b = 0; b < q.dim(0); ++b) {
-    FastStream& stream =
-        options.state->layers[static_cast<size_t>(index)].fast[static_cast<size_t>(b)];
+    FastStream& stream = *streams[static_cast<size_t>(b)];
     for (int64_t at = 0; at < time;) {
       const int64_t count =
           options.write_memory ? std::min(room - stream.queued, time - at) : time - at;
-      const Tensor q_part = rows_of(q, b, at, at + count), v_part = rows_of(v, b, at, at + count);
+      const Tensor q_part = tokens_of(q, b, at, at + count),
+                   v_part = tokens_of(v, b, at, at + count);
       const Tensor read = read_stream(run, layer, index, stream, q_part, v_part, options);
       copy_view(read.view(), y.view().slice(0, b, b + 1).slice(1, at, at + count));
       if (options.write_memory) {
         const auto append = [&](Tensor* queue, const Tensor& part) {
           if (!*queue) {
-            *queue = part.view().rank() == 2 ? run.make("memory.queue", {room})
-                                             : run.make("memory.queue", {room, part.dim(2)});
+            *queue = part.view().rank() == 2 ? run.make_kept("memory.queue", {room})
+                                             : run.make_kept("memory.queue", {room, part.dim(2)});
           }
           const View to = queue->view().slice(0, stream.queued, stream.queued + count);
           copy_view(part.view().reshape(to.shape), to);
@@ -148,18 +179,20 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
         append(&stream.q, q_part);
         append(&stream.v, v_part);
         if (g) {
-          append(&stream.g, rows_of(g, b, at, at + count));
+          append(&stream.g, tokens_of(g, b, at, at + count));
         }
         stream.queued += count;
         if (stream.queued == room) {
-          update_stream(run, layer, index, &stream, memory_shape(index).chunk, options.records);
+          update_stream(run, layer, index, b, &stream, memory_shape(index).chunk, options.records);
         }
       }
       at += count;
     }
   }
   if (options.records != nullptr && g) {
-    options.records->push_back({index, false, g, {}, {}});
+    MemoryRecord& record = options.records->emplace_back();
+    record.layer = index;
+    record.gates = g;
   }
   return y;
 }
@@ -250,7 +283,7 @@ Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
   if (w.gate) {
     g = memory_gate(run, linear(run, rms_norm(run, h, w.gate_norm, norm), w.gate, w.gate_bias));
   }
-  const Tensor read = options.state != nullptr
+  const Tensor read = !options.states.empty()
                           ? stream_memory(run, layer, index, q, v, g, options)
                           : sequence_memory(run, layer, index, q, v, g, options);
   const Tensor mixed = blend(run, read, v, g);
@@ -261,12 +294,15 @@ Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
   return out;
 }
 
-void Model::flush(Run& run, State* state) const {
+void Model::flush(Run& run, State* state, std::vector<MemoryRecord>* records) const {
+  state->own(run, true);
   for (int l = 0; l < config_.layers; ++l) {
-    for (FastStream& stream : state->layers[static_cast<size_t>(l)].fast) {
-      const int64_t pairs = stream.queued - memory_shape(l).lookahead;
+    std::vector<FastStream>& streams = state->layers[static_cast<size_t>(l)].fast;
+    for (size_t b = 0; b < streams.size(); ++b) {
+      const int64_t pairs = streams[b].queued - memory_shape(l).lookahead;
       if (pairs > 0) {
-        update_stream(run, *layers_[static_cast<size_t>(l)], l, &stream, pairs, nullptr);
+        update_stream(run, *layers_[static_cast<size_t>(l)], l, static_cast<int64_t>(b),
+                      &streams[b], pairs, records);
       }
     }
   }

@@ -33,8 +33,18 @@ void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, 
   }
 }
 
-Model::Model(ModelConfig config, Device device, bool gradients, bool dry)
-    : config_(std::move(config)), parameters_(config_, device, gradients, dry) {
+Model::Model(ModelConfig config, Device device, bool gradients, bool dry,
+             std::shared_ptr<const SafeTensors> file)
+    : config_(std::move(config)),
+      parameters_(config_, device, gradients, dry, std::move(file)),
+      pools_(std::make_shared<PoolSet>(device)) {
+  const FwpkmConfig& f = config_.fwpkm;
+  for (int l = 0; l < config_.layers; ++l) {
+    arenas_.push_back(config_.has_fwpkm(l) ? std::make_shared<RowArena>(
+                                                 f.n_subkeys, static_cast<size_t>(f.value_dim) *
+                                                                  dtype_size(device.real))
+                                           : nullptr);
+  }
   const Parameters& p = parameters_;
   final_norm_ = p.at("model.norm.weight");
   if (config_.architecture == Architecture::kLact) {
@@ -109,40 +119,41 @@ Model::Model(ModelConfig config, Device device, bool gradients, bool dry)
 }
 
 Tensor Model::attention(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual,
-                        int index, const ForwardOptions& options, const Tensor& cos,
-                        const Tensor& sin) const {
+                        int index, const ForwardOptions& options, std::span<const Rows> all) const {
   const auto& w = layer.attention;
   const AttentionConfig& a = config_.attention;
   const int64_t width = a.head_dim;
   const Tensor q_gate = linear(run, x, w.q);
   const View per_head = q_gate.view().split_last(a.heads, 2 * width);
   const Tensor gate = q_gate.part(per_head.slice(-1, width, 2 * width));
-  const Tensor q = norm_rope(run, q_gate.part(per_head.slice(-1, 0, width)), w.q_norm, cos, sin,
-                             config_.norm_eps);
+  const Tensor q_all = q_gate.part(per_head.slice(-1, 0, width));
   const Shape kv = {x.dim(0), x.dim(1), a.kv_heads, width};
-  const Tensor k_new =
-      norm_rope(run, linear(run, x, w.k).reshape(kv), w.k_norm, cos, sin, config_.norm_eps);
-  const Tensor v_new = linear(run, x, w.v).reshape(kv);
+  const Tensor k_all = linear(run, x, w.k).reshape(kv), v_all = linear(run, x, w.v).reshape(kv);
 
-  AttentionSettings settings;
-  settings.window = config_.mixer(index) == Mixer::kSwa ? a.window : options.full_attention_window;
-  settings.scale = 1 / std::sqrt(static_cast<double>(width));
-  Tensor k = k_new, v = v_new;
-  if (options.state != nullptr) {
-    require(!run.recording(), "model", "attention cannot be recorded on top of a cache");
-    KvCache& cache = options.state->layers[static_cast<size_t>(index)].cache;
-    cache.append(run, k_new, v_new, settings.window);
-    k = cache.keys();
-    v = cache.values();
-    settings.q_offset = cache.length - x.dim(1);
-  }
-  const Tensor o = fwpkm::attention(run, q, k, v, settings, options.starts);
+  const Tensor o = by_rows(run, all, [&](const Rows& rows) {
+    const Tensor q = norm_rope(run, rows.of(q_all), w.q_norm, rows.cos, rows.sin, config_.norm_eps);
+    Tensor k = norm_rope(run, rows.of(k_all), w.k_norm, rows.cos, rows.sin, config_.norm_eps);
+    Tensor v = rows.of(v_all);
+    AttentionSettings settings;
+    settings.window =
+        config_.mixer(index) == Mixer::kSwa ? a.window : options.full_attention_window;
+    settings.scale = 1 / std::sqrt(static_cast<double>(width));
+    if (LayerState* state = rows.layer(index)) {
+      require(!run.recording(), "model", "attention cannot be recorded on top of a cache");
+      KvCache& cache = state->cache;
+      cache.append(run, k, v, settings.window);
+      k = cache.keys();
+      v = cache.values();
+      settings.q_offset = cache.length - x.dim(1);
+    }
+    return fwpkm::attention(run, q, k, v, settings, options.starts);
+  });
   const Tensor gated = sigmoid_gate(run, o, gate);
   return linear(run, gated.reshape({x.dim(0), x.dim(1), a.heads * width}), w.o, {}, residual);
 }
 
 Tensor Model::gdn(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual, int index,
-                  const ForwardOptions& options) const {
+                  const ForwardOptions& options, std::span<const Rows> all) const {
   const auto& w = layer.gdn;
   const GdnConfig& g = config_.gdn;
   const int64_t batch = x.dim(0), time = x.dim(1), group = g.value_heads / g.key_heads;
@@ -155,23 +166,23 @@ Tensor Model::gdn(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
     return qkvz.part(heads.slice(-1, begin, end));
   };
   const View z_view = heads.slice(-1, 2 * dk + values, 2 * dk + 2 * values);
-  Tensor tail, delta;
-  if (options.state != nullptr) {
-    tail = options.state->layers[static_cast<size_t>(index)].tail;
-    delta = options.state->layers[static_cast<size_t>(index)].delta;
-  }
-  const Tensor qkv = short_conv(run, part(0, dk), part(dk, 2 * dk), part(2 * dk, 2 * dk + values),
-                                w.conv, tail, options.starts);
+  const Tensor q_in = part(0, dk), k_in = part(dk, 2 * dk), v_in = part(2 * dk, 2 * dk + values);
   const DeltaGates gates =
       delta_gates(run, linear(run, x, w.ba), w.a_log, w.dt_bias, g.key_heads, options.starts);
 
-  const int64_t keys = g.key_heads * dk;
-  const View all = qkv.view();
-  const Tensor q = qkv.part(all.slice(-1, 0, keys).split_last(g.key_heads, dk));
-  const Tensor k = qkv.part(all.slice(-1, keys, 2 * keys).split_last(g.key_heads, dk));
-  const Tensor v = qkv.part(all.slice(-1, 2 * keys, 2 * keys + g.value_heads * g.value_dim)
-                                .split_last(g.value_heads, g.value_dim));
-  const Tensor o = delta_rule(run, q, k, v, gates.g, gates.beta, delta);
+  const Tensor o = by_rows(run, all, [&](const Rows& rows) {
+    const LayerState* state = rows.layer(index);
+    const Tensor qkv = short_conv(run, rows.of(q_in), rows.of(k_in), rows.of(v_in), w.conv,
+                                  state != nullptr ? state->tail : Tensor(), options.starts);
+    const int64_t keys = g.key_heads * dk;
+    const View whole = qkv.view();
+    const Tensor q = qkv.part(whole.slice(-1, 0, keys).split_last(g.key_heads, dk));
+    const Tensor k = qkv.part(whole.slice(-1, keys, 2 * keys).split_last(g.key_heads, dk));
+    const Tensor v = qkv.part(whole.slice(-1, 2 * keys, 2 * keys + g.value_heads * g.value_dim)
+                                  .split_last(g.value_heads, g.value_dim));
+    return delta_rule(run, q, k, v, rows.of(gates.g), rows.of(gates.beta),
+                      state != nullptr ? state->delta : Tensor());
+  });
   const Tensor y = norm_gate(run, o.reshape({batch, time, g.key_heads, group, g.value_dim}), w.norm,
                              qkvz.part(z_view.split_last(group, g.value_dim)), config_.norm_eps);
   return linear(run, y.reshape({batch, time, g.value_heads * g.value_dim}), w.out, {}, residual);
@@ -196,48 +207,69 @@ Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
   return linear(run, inner, w.out, w.out_bias, residual);
 }
 
+std::vector<Model::Rows> Model::rows_of(Run& run, const Tensor& tokens,
+                                        const ForwardOptions& options) const {
+  const bool lact = config_.architecture == Architecture::kLact;
+  const bool rotates = config_.rotary_dim() > 0 &&
+                       (config_.has_mixer(Mixer::kFa) || config_.has_mixer(Mixer::kSwa) || lact);
+  std::vector<Rows> all;
+  const auto add = [&](State* state, int64_t count) {
+    Rows rows;
+    rows.state = state;
+    rows.begin = all.empty() ? 0 : all.back().end;
+    rows.end = rows.begin + count;
+    if (rotates) {
+      const int64_t time = tokens.dim(1);
+      const Shape shape = {time, config_.rotary_dim() / 2};
+      std::vector<double> cos, sin;
+      rope_table(
+          {config_.attention.head_dim, config_.attention.rotary_fraction,
+           config_.attention.rope_theta, config_.attention.yarn_factor, config_.yarn_length()},
+          state == nullptr ? 0 : state->position, time, &cos, &sin);
+      rows.cos = run.from_host("cos", shape, cos);
+      rows.sin = run.from_host("sin", shape, sin);
+    }
+    all.push_back(std::move(rows));
+  };
+  if (options.states.empty()) {
+    add(nullptr, tokens.dim(0));
+    return all;
+  }
+  for (State* state : options.states) {
+    state->own(run, options.write_memory);
+    add(state, state->batch);
+  }
+  require(all.back().end == tokens.dim(0), "model",
+          "the states are for {} sequences, but {} were given", all.back().end, tokens.dim(0));
+  return all;
+}
+
 Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& options) const {
   const bool lact = config_.architecture == Architecture::kLact;
   const RmsNormSettings norm = {config_.norm_eps, lact ? 0.0 : 1.0, false};
-  const int64_t time = tokens.dim(1);
-  int64_t position = 0;
-  require(options.state == nullptr || !options.starts, "model",
+  require(options.states.empty() || !options.starts, "model",
           "borders of documents can be hidden in whole sequences only, not on top of a state");
   require(
       !lact || !options.starts, "model",
       "borders of documents cannot be hidden in a LaCT model: its fast weights see all of a row");
-  if (options.state != nullptr) {
-    require(options.state->batch == tokens.dim(0), "model",
-            "the state is for {} sequences, but {} were given", options.state->batch,
-            tokens.dim(0));
-    position = options.state->position;
-  }
-  Tensor cos, sin;
-  if (config_.rotary_dim() > 0 &&
-      (config_.has_mixer(Mixer::kFa) || config_.has_mixer(Mixer::kSwa) || lact)) {
-    std::vector<double> cos_table, sin_table;
-    rope_table({config_.attention.head_dim, config_.attention.rotary_fraction,
-                config_.attention.rope_theta, config_.attention.yarn_factor, config_.yarn_length()},
-               position, time, &cos_table, &sin_table);
-    const Shape shape = {time, config_.rotary_dim() / 2};
-    cos = run.from_host("cos", shape, cos_table);
-    sin = run.from_host("sin", shape, sin_table);
-  }
+  const std::vector<Rows> rows = rows_of(run, tokens, options);
+  const std::span<const Rows> all(rows);
 
   Tensor h = embedding(run, tokens, embedding_);
   for (int l = 0; l < config_.layers; ++l) {
     if (lact) {
-      LayerState* state =
-          options.state == nullptr ? nullptr : &options.state->layers[static_cast<size_t>(l)];
-      h = lact_layer(run, config_, lact_layers_[static_cast<size_t>(l)], h, cos, sin, state);
+      h = by_rows(run, all, [&](const Rows& r) {
+        return lact_layer(run, config_, lact_layers_[static_cast<size_t>(l)], r.of(h), r.cos, r.sin,
+                          r.layer(l));
+      });
     } else {
       const Layer& layer = *layers_[static_cast<size_t>(l)];
       if (config_.has_fwpkm(l) || config_.has_fwmlp(l)) {
         h = memory(run, layer, h, l, options);
       }
       const Tensor x = rms_norm(run, h, layer.input_norm, norm);
-      h = config_.mixer(l) == Mixer::kGdn ? gdn(run, layer, x, h, l, options)
-                                          : attention(run, layer, x, h, l, options, cos, sin);
+      h = config_.mixer(l) == Mixer::kGdn ? gdn(run, layer, x, h, l, options, all)
+                                          : attention(run, layer, x, h, l, options, all);
       const Tensor y = rms_norm(run, h, layer.post_norm, norm);
       h = config_.has_pkm(l) ? pkm(run, layer, y, h) : mlp(run, layer, y, h);
     }
@@ -245,8 +277,15 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
       run.trace(fmt::format("trace.{}.hidden", l), h);
     }
   }
-  if (options.state != nullptr) {
-    options.state->position += time;
+  for (State* state : options.states) {
+    state->position += tokens.dim(1);
+    for (int l = 0; l < config_.layers; ++l) {
+      const Mixer mixer = config_.mixer(l);
+      state->layers[static_cast<size_t>(l)].cache.trim(
+          run, mixer == Mixer::kLact  ? config_.lact.window
+               : mixer == Mixer::kSwa ? config_.attention.window
+                                      : options.full_attention_window);
+    }
   }
   return rms_norm(run, h, final_norm_, norm);
 }

@@ -61,7 +61,9 @@ void require_shapes(const Tensor& q, const Tensor& v, const Tensor& g, const Ten
   require(!g || g.shape() == Shape({q.dim(0), q.dim(1)}), name, "g must be [{}, {}], not {}",
           q.dim(0), q.dim(1), g ? g.shape().str() : "");
   for (const Tensor* t : {&q, &v, &keys}) {
-    require(!*t || t->view().contiguous(), name, "{} must be contiguous", t->view().name);
+    if (*t) {
+      require(t->view().contiguous(), name, "{} must be contiguous", t->view().name);
+    }
   }
   require(
       values.view().contiguous() || (values.view().stride(0) == 0 && values.view().stride(1) == 1),

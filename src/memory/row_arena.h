@@ -1,0 +1,102 @@
+// Rows of one size, and pages of numbers of such rows, counted by reference: what many overlays can
+// share. A row and a page stay where they are as long as somebody counts on them, whatever is added
+// meanwhile, so that kernels may read while others write elsewhere.
+//
+// Both lie in address space that is reserved once and filled from the front; memory is taken from
+// the system when it is first touched. Freed rows and pages serve again; when the last row is gone
+// all memory goes back.
+//
+// Threads: every call may come from any thread. Contents are another matter: a row or page with one
+// owner is the owner's to change, one with several must not be changed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace fwpkm {
+
+// A part of the address space, none of it in memory until touched.
+class AddressSpace {
+ public:
+  AddressSpace() = default;
+  ~AddressSpace();
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  // Takes `bytes` of it, or the half, the quarter.. of that where the system gives no more.
+  void reserve(size_t bytes);
+  // Gives the memory of the first `bytes` back; they read as zeros.
+  void drop(size_t bytes);
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class RowArena {
+ public:
+  // Pages of n row numbers, rows of row_bytes bytes.
+  RowArena(int64_t n, size_t row_bytes);
+
+  int64_t n() const { return n_; }
+  size_t row_bytes() const { return row_bytes_; }
+  std::byte* row(int32_t number) const {
+    return rows_.data() + static_cast<size_t>(number) * row_bytes_;
+  }
+  int32_t* page(int32_t number) const {
+    return reinterpret_cast<int32_t*>(pages_.data()) + number * n_;
+  }
+
+  // A row of one owner; contents undefined.
+  int32_t add_row();
+  // A page of one owner, all numbers -1.
+  int32_t add_page();
+  // One owner more, one less.
+  void keep_page(int32_t page);
+  void keep_row(int32_t row);
+  void drop_page(int32_t page);  // the last owner's rows lose an owner each
+  void drop_row(int32_t row);
+  // A page with the same rows that has one owner, in place of one that may have several.
+  int32_t own_page(int32_t page);
+  // A row that has one owner, in place of one that may have several; contents undefined.
+  int32_t own_row(int32_t row);
+
+  // Rows that are a part of an open file, mapped, not read: `count` rows from `offset` on, which
+  // is a multiple of kMapAlign. Changing them never changes the file. Each has one owner, the
+  // caller. -> the number of the first; the others follow.
+  static constexpr size_t kMapAlign = 4096;
+  int32_t map_rows(int file, size_t offset, int64_t count);
+
+  // Rows and pages that somebody owns.
+  int64_t rows_used() const;
+  int64_t pages_used() const;
+  // Rows and pages that there ever were at a time: where numbers end.
+  int64_t row_limit() const;
+  int64_t page_limit() const;
+
+ private:
+  struct Mapped {
+    int32_t begin, end;  // rows
+    int64_t used;
+  };
+
+  void reserve_locked();
+  void drop_row_locked(int32_t row);
+  int32_t add_row_locked();
+  int32_t add_page_locked();
+
+  int64_t n_;
+  size_t row_bytes_;
+  mutable std::mutex mutex_;
+  AddressSpace rows_, pages_;
+  std::vector<int32_t> row_owners_, page_owners_;
+  std::vector<int32_t> free_rows_, free_pages_;
+  std::vector<Mapped> mapped_;  // by begin
+  int64_t rows_used_ = 0, pages_used_ = 0;
+};
+
+}  // namespace fwpkm
