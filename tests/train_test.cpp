@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "model/checkpoint.h"
 #include "process.h"
-#include "session/generate.h"
+#include "session/session.h"
 #include "tiny_models.h"
 #include "train/memory_plan.h"
 #include "train/run_folder.h"

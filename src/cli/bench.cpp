@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/progress.h"
 #include "bench/memory.h"
+#include "bench/session.h"
 #include "cli/cli.h"
 
 namespace fwpkm::cli {
@@ -146,6 +147,44 @@ int run_memory(const MemoryBenchOptions& options, const Common& common) {
   return 0;
 }
 
+struct SessionArguments {
+  std::string config;
+  SessionBenchOptions options;
+};
+
+int run_session(const SessionArguments& a, const Common& common) {
+  SessionBenchOptions options = a.options;
+  options.device = common.parsed_device();
+  const ModelConfig config = load_configs({a.config}, common)[0];
+  Progress bar("bench session");
+  const SessionBenchRow r = bench_session(
+      config, options, [&](const std::string& what, double done) { bar.update(done, what); });
+  bar.finish();
+  const double parts = r.row_bytes + r.fixed_bytes + r.history_bytes;
+  const auto mib = [](double bytes) { return fmt::format("{:.2f}", bytes / (1 << 20)); };
+  say(common, fmt::format("{} after {} tokens\n", config.name, options.tokens));
+  say(common,
+      table({{"MiB", "rows", "fixed", "history", "file", "file / parts", "a fork"},
+             {"", mib(r.row_bytes), mib(r.fixed_bytes), mib(r.history_bytes), mib(r.file_bytes),
+              fmt::format("{:.3f}", r.file_bytes / parts), mib(r.fork_bytes)}}));
+  say(common, table({{"ms", "save", "restore", "fork", "token", "first token", "first / token"},
+                     {"", fmt::format("{:.1f}", r.save_ms), fmt::format("{:.1f}", r.restore_ms),
+                      fmt::format("{:.3f}", r.fork_ms), fmt::format("{:.2f}", r.token_ms),
+                      fmt::format("{:.2f}", r.first_token_ms),
+                      fmt::format("{:.3f}", r.first_token_ms / r.token_ms)}}));
+  emit(common, {{"row_bytes", r.row_bytes},
+                {"fixed_bytes", r.fixed_bytes},
+                {"history_bytes", r.history_bytes},
+                {"file_bytes", r.file_bytes},
+                {"save_ms", r.save_ms},
+                {"restore_ms", r.restore_ms},
+                {"fork_ms", r.fork_ms},
+                {"token_ms", r.token_ms},
+                {"first_token_ms", r.first_token_ms},
+                {"fork_bytes", r.fork_bytes}});
+  return 0;
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -193,6 +232,24 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command(sub, [memory](const Common& common) { return run_memory(*memory, common); });
+
+  auto session = std::make_shared<SessionArguments>();
+  sub = bench->add_subcommand(
+      "session",
+      "Keeping a running model: bytes of its state and its file, medians of the time to save, "
+      "restore and fork it, and of a token after a restore beside any other. A fork's MiB: what "
+      "the process grows by when a fork reads a token");
+  sub->add_option("--config", session->config, "Config file")->type_name("FILE")->required();
+  sub->add_option("--tokens", session->options.tokens, "Tokens to read before")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  sub->add_option("--repeats", session->options.repeats, "Times that each is timed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  sub->add_option("--forks", session->options.forks, "Forks to make for the memory that they take")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command(sub, [session](const Common& common) { return run_session(*session, common); });
 }
 
 }  // namespace fwpkm::cli

@@ -52,5 +52,7 @@ void add_data(CLI::App& app);
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_model(CLI::App& app);
+void add_session(CLI::App& app);
+void add_inspect(CLI::App& app);
 
 }  // namespace fwpkm::cli

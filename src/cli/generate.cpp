@@ -1,15 +1,13 @@
-#include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "base/json_fields.h"
 #include "cli/cli.h"
+#include "cli/open.h"
 #include "model/checkpoint.h"
 #include "model/cost.h"
-#include "session/generate.h"
-#include "text/tokenizer.h"
+#include "session/session.h"
 #include "train/run_folder.h"
 
 namespace fwpkm::cli {
@@ -17,67 +15,45 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The tokenizer that a model was trained with: tokenizer.json tells, tokenizer.model may hold it.
-std::shared_ptr<const Tokenizer> tokenizer_of(const fs::path& model, const std::string& given) {
-  const fs::path about = model / "tokenizer.json";
-  std::string spec = given;
-  if (spec.empty()) {
-    require(fs::exists(about), "generate",
-            "{} does not say which tokenizer it was trained with; give --tokenizer",
-            model.string());
-    spec = read_json_file(about).at("kind") == "bytes" ? "bytes"
-                                                       : (model / "tokenizer.model").string();
-  }
-  auto tokenizer = load_tokenizer(spec);
-  if (fs::exists(about)) {
-    const std::string want = read_json_file(about).at("fingerprint");
-    require(tokenizer->fingerprint() == want, "generate",
-            "{} is not the tokenizer that {} was trained with; leave --tokenizer out", spec,
-            model.string());
-  }
-  return tokenizer;
-}
-
 struct GenerateArguments {
-  std::string model, prompt, tokenizer;
+  std::string model, prompt, tokenizer, session, save;
   int64_t tokens = 100;
+  uint64_t seed = 1;
+  bool read_only = false;
   SamplingSettings sampling;
 };
 
 int run_generate(const GenerateArguments& a, const Common& common) {
-  const fs::path folder = find_model(a.model);
-  const auto tokenizer = tokenizer_of(folder, a.tokenizer);
-  const auto model = load_model(folder, common.parsed_device(), false, common.overrides);
-  require(tokenizer->vocab_size() <= model->config().vocab_size, "generate",
-          "the tokenizer has {} tokens, but the model knows {}; it is another model's",
-          tokenizer->vocab_size(), model->config().vocab_size);
-  std::string prompt = a.prompt;
-  if (prompt == "-") {
-    prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  require(a.session.empty() != a.model.empty(), "generate",
+          "give either --model, to begin anew, or --session, to go on");
+  std::optional<SessionOnDisk> disk;
+  std::optional<Session> fresh;
+  OpenModel open;
+  if (!a.session.empty()) {
+    disk.emplace(a.session, a.model, a.tokenizer, a.save == a.session, common);
+    open = disk->open;
+  } else {
+    open = open_model(a.model, a.tokenizer, common);
+    fresh.emplace(open.model, SessionSettings{.seed = a.seed});
   }
-  std::vector<int32_t> tokens = tokenizer->encode(prompt);
-  if (tokens.empty()) {
-    tokens.push_back(tokenizer->end_of_text());
+  Session& session = disk ? disk->session : *fresh;
+  const std::string prompt = text_argument(a.prompt);
+  std::vector<int32_t> tokens = open.tokenizer->encode(prompt, session.position() > 0);
+  if (tokens.empty() && session.position() == 0) {
+    tokens.push_back(open.tokenizer->end_of_text());
   }
-  Generator generator(*model, a.sampling);
-  generator.feed(tokens);
+  session.feed(tokens, !a.read_only);
   say(common, prompt);
-  StreamDecoder decoder(tokenizer);
-  std::string text;
-  int64_t made = 0;
-  for (; made < a.tokens; ++made) {
-    const int32_t token = generator.next();
-    if (token == tokenizer->end_of_text()) {
-      break;
-    }
-    const std::string piece = decoder.push(token);
-    text += piece;
-    say(common, piece);
+  const Continuation made = write_on(&session, open, a.sampling, a.tokens, !a.read_only,
+                                     [&](const std::string& piece) { say(common, piece); });
+  say(common, "\n");
+  if (!a.save.empty()) {
+    session.save(a.save, disk ? disk->about : about_model(open));
   }
-  const std::string rest = decoder.finish();
-  text += rest;
-  say(common, rest + "\n");
-  emit(common, {{"prompt", prompt}, {"text", text}, {"tokens", made}});
+  emit(common, {{"prompt", prompt},
+                {"text", made.text},
+                {"tokens", made.tokens},
+                {"position", session.position()}});
   return 0;
 }
 
@@ -126,23 +102,25 @@ void add_generate(CLI::App& app) {
   auto a = std::make_shared<GenerateArguments>();
   CLI::App* sub = app.add_subcommand("generate", "Continue a text, token by token");
   sub->add_option("--model", a->model, "A model folder, or the --out of a training run")
-      ->type_name("DIR")
-      ->required();
+      ->type_name("DIR");
+  sub->add_option("--session", a->session,
+                  "Go on from this session instead (`fwpkm session`); the file stays as it is")
+      ->type_name("FILE");
+  sub->add_option("--save", a->save,
+                  "Save the session afterwards, to this file; may be the one of --session")
+      ->type_name("FILE");
+  sub->add_flag("--read-only", a->read_only,
+                "Memories are read but never written, by the prompt or by what is generated");
   sub->add_option("--prompt", a->prompt, "The text to continue; - reads standard input")
       ->type_name("TEXT");
   sub->add_option("--tokens", a->tokens, "Tokens to make at most")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
-  sub->add_option("--temperature", a->sampling.temperature, "0 takes the likeliest token always")
-      ->check(CLI::Range(0.0, 100.0))
+  add_sampling(sub, &a->sampling);
+  sub->add_option("--seed", a->seed, "Seed of the draws; a session has its own")
       ->capture_default_str();
-  sub->add_option("--top-p", a->sampling.top_p,
-                  "Draw from the likeliest tokens that together have this probability")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  sub->add_option("--seed", a->sampling.seed, "Seed of the draws")->capture_default_str();
   sub->add_option("--tokenizer", a->tokenizer,
-                  "bytes or a SentencePiece model, where the model folder holds none")
+                  "bytes, recall or a SentencePiece model, where the model folder holds none")
       ->type_name("NAME");
   command(sub, [a](const Common& common) { return run_generate(*a, common); });
 }

@@ -15,6 +15,8 @@ int main(int argc, char** argv) {
   app.get_formatter()->column_width(34);
   cli::add_train(app);
   cli::add_generate(app);
+  cli::add_session(app);
+  cli::add_inspect(app);
   cli::add_eval(app);
   cli::add_curves(app);
   cli::add_model(app);

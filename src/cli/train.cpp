@@ -2,12 +2,13 @@
 #include <cmath>
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/progress.h"
 #include "cli/cli.h"
-#include "session/generate.h"
+#include "session/session.h"
 #include "text/data_spec.h"
 #include "train/memory_plan.h"
 #include "train/trainer.h"
@@ -16,7 +17,8 @@ namespace fwpkm::cli {
 namespace {
 
 struct Arguments {
-  std::string config, out, tokenizer, order = "shuffled", prompt = "The ";
+  std::string config, out, tokenizer, order = "shuffled";
+  std::optional<std::string> prompt;
   std::vector<std::string> data, valid;
   TrainOptions options;
   int64_t steps = 0, batch = 0, micro = 0, seq = 0, seed = -1, sample_tokens = 160;
@@ -59,16 +61,24 @@ ModelConfig configured(const Arguments& a, const Common& common) {
   return load_config(a.config, overrides);
 }
 
-// Text that the model writes after the prompt, as one line.
-std::string sample_text(const Model& model, const Tokenizer& tokenizer, const Arguments& a) {
-  Generator generator(model, {.temperature = 0.8, .top_p = 0.95, .seed = 1});
-  std::vector<int32_t> tokens = tokenizer.encode(a.prompt);
+// What samples begin with.
+std::vector<int32_t> sample_prompt(const Tokenizer& tokenizer, const Arguments& a) {
+  std::vector<int32_t> tokens =
+      tokenizer.encode(a.prompt.value_or(tokenizer.kind() == "recall" ? "fact" : "The "));
   if (tokens.empty()) {
     tokens.push_back(tokenizer.end_of_text());
   }
-  generator.feed(tokens);
-  for (int64_t i = 0; i < a.sample_tokens; ++i) {
-    tokens.push_back(generator.next());
+  return tokens;
+}
+
+// Text that the model writes after the prompt `tokens`, as one line.
+std::string sample_text(const Model& model, const Tokenizer& tokenizer, std::vector<int32_t> tokens,
+                        int64_t count) {
+  const std::shared_ptr<const Model> borrowed(std::shared_ptr<const Model>(), &model);
+  Session session(borrowed, {.seed = 1, .history = false});
+  session.feed(tokens);
+  for (int64_t i = 0; i < count; ++i) {
+    tokens.push_back(session.next({.temperature = 0.8, .top_p = 0.95}));
     if (tokens.back() == tokenizer.end_of_text()) {
       break;
     }
@@ -115,9 +125,10 @@ int run(const Arguments& a, const Common& common) {
             valid.vocab_size, data.vocab_size);
     training.valid = [valid, batches] { return make_batches(valid.sources, batches); };
   }
-  if (data.tokenizer) {
-    training.sample = [&a, tokenizer = data.tokenizer](const Model& model) {
-      return sample_text(model, *tokenizer, a);
+  if (data.tokenizer && a.options.sample_every > 0) {
+    training.sample = [&a, tokenizer = data.tokenizer,
+                       prompt = sample_prompt(*data.tokenizer, a)](const Model& model) {
+      return sample_text(model, *tokenizer, prompt, a.sample_tokens);
     };
   }
 
@@ -194,7 +205,7 @@ void add_train(CLI::App& app) {
                   "Held-out data for validation; the built-in corpora bring their own")
       ->type_name("NAME...");
   sub->add_option("--tokenizer", a->tokenizer,
-                  "bytes or a SentencePiece model; encoded corpora bring their own")
+                  "bytes or a SentencePiece model; encoded and built-in corpora bring their own")
       ->type_name("NAME");
   sub->add_flag("--resume", a->options.resume,
                 "Go on from the newest checkpoint in --out; start over if there is none");
@@ -227,7 +238,8 @@ void add_train(CLI::App& app) {
   sub->add_option("--sample-every", a->options.sample_every, "Steps between samples; 0: never")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
-  sub->add_option("--prompt", a->prompt, "What samples begin with")->capture_default_str();
+  sub->add_option("--prompt", a->prompt,
+                  "What samples begin with; by default \"The \", on builtin:recall \"fact\"");
   command(sub, [a](const Common& common) { return run(*a, common); });
 }
 

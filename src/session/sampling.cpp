@@ -1,8 +1,9 @@
-#include "session/generate.h"
+#include "session/sampling.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <vector>
 
 namespace fwpkm {
 
@@ -44,38 +45,6 @@ int32_t sample_token(std::span<const double> logits, const SamplingSettings& set
     }
   }
   return chosen.back();
-}
-
-Generator::Generator(const Model& model, const SamplingSettings& settings)
-    : model_(model),
-      settings_(settings),
-      random_(settings.seed),
-      pool_(model.parameters().device()),
-      run_(pool_),
-      state_(State::start(model.config(), run_, 1)) {}
-
-void Generator::feed(std::span<const int32_t> tokens) {
-  require_tokens(tokens, model_.config(), false);
-  ForwardOptions options;
-  options.state = &state_;
-  for (size_t at = 0; at < tokens.size(); at += kPiece) {
-    const auto piece = tokens.subspan(at, std::min(kPiece, tokens.size() - at));
-    const auto count = static_cast<int64_t>(piece.size());
-    const Tensor h = model_.hidden(run_, run_.from_host("tokens", {1, count}, piece), options);
-    if (at + piece.size() == tokens.size()) {
-      const Tensor last = h.part(h.view().slice(1, count - 1, count));
-      logits_ = to_host(model_.logits(run_, last).view());
-    }
-  }
-}
-
-int32_t Generator::next() {
-  require(!logits_.empty(), "generate",
-          "nothing was read yet; give a prompt of at least one token");
-  const int32_t token = sample_token(logits_, settings_, random_.uniform());
-  const int32_t one[] = {token};
-  feed(one);
-  return token;
 }
 
 }  // namespace fwpkm

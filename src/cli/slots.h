@@ -1,0 +1,16 @@
+// Slots as commands name and show them.
+#pragma once
+
+#include <utility>
+
+#include "cli/open.h"
+
+namespace fwpkm::cli {
+
+// "1:4711": slot 4711 of the memory in layer 1.
+std::pair<int, int32_t> parse_slot(const std::string& text, const ModelConfig& config);
+
+// Position, strength, query, target, and the text around them, the query marked.
+nlohmann::json write_json(const SlotWrite& write, const OpenModel& open);
+
+}  // namespace fwpkm::cli

@@ -1,0 +1,341 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <unordered_map>
+
+namespace fwpkm {
+namespace {
+
+// Tokens that go through the model at once.
+constexpr size_t kPiece = 512;
+
+SlotHistory history_at(const std::byte* row) {
+  SlotHistory history;
+  if (row != nullptr) {
+    std::memcpy(&history, row, sizeof(history));
+  }
+  return history;
+}
+
+// A device whose "numbers" are bytes, for overlays of plain structs.
+constexpr Device kBytes = {DeviceKind::kCpu, DType::kU8};
+
+}  // namespace
+
+bool SlotWrite::stands_in(std::span<const int32_t> text, int least) const {
+  const auto size = static_cast<int>(text.size());
+  for (int at = 0; at < size; ++at) {  // of the query in the text
+    int met = 0;
+    bool equal = true;
+    for (int i = 0; i < static_cast<int>(tokens.size()) && equal; ++i) {
+      const int place = at + i - kBefore;
+      if (place >= 0 && place < size && tokens[static_cast<size_t>(i)] >= 0) {
+        equal = tokens[static_cast<size_t>(i)] == text[static_cast<size_t>(place)];
+        ++met;
+      }
+    }
+    if (equal && met >= std::min(least, size)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Session::Session(std::shared_ptr<const Model> model, const SessionSettings& settings)
+    : model_(std::move(model)), settings_(settings) {
+  const ModelConfig& config = model_->config();
+  const PoolSet::Loan pool(model_->pools());
+  Run run(*pool);
+  now_.state = model_->start(run);
+  now_.random = Random(settings.seed);
+  now_.recorded.resize(static_cast<size_t>(config.layers));
+  now_.history.resize(static_cast<size_t>(config.layers));
+  arenas_.resize(static_cast<size_t>(config.layers));
+  for (int l = 0; l < config.layers && keeps_history(); ++l) {
+    if (config.has_fwpkm(l)) {
+      const auto at = static_cast<size_t>(l);
+      arenas_[at] = std::make_shared<RowArena>(config.fwpkm.n_subkeys, sizeof(SlotHistory));
+      now_.history[at] = Overlay(1, arenas_[at], kBytes);
+    }
+  }
+}
+
+void Session::feed(std::span<const int32_t> tokens, bool learn) {
+  Session* const self[] = {this};
+  const std::span<const int32_t> all[] = {tokens};
+  feed_together(self, all, learn);
+}
+
+void Session::feed_together(std::span<Session* const> sessions,
+                            std::span<const std::span<const int32_t>> tokens, bool learn) {
+  require(sessions.size() == tokens.size(), "session", "{} sessions, but {} texts to read",
+          sessions.size(), tokens.size());
+  require(std::set<const Session*>(sessions.begin(), sessions.end()).size() == sessions.size(),
+          "session", "a session is given twice; fork it first");
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    require(sessions[i]->model_ == sessions[0]->model_, "session",
+            "sessions that are to be read together must be of one model; number {} is of another",
+            i);
+    require_tokens(tokens[i], sessions[i]->model_->config(), false);
+  }
+  // The shortest rest decides how many tokens all of them read at once.
+  std::vector<Session*> now(sessions.begin(), sessions.end());
+  std::vector<std::span<const int32_t>> rest(tokens.begin(), tokens.end());
+  while (true) {
+    for (size_t i = rest.size(); i-- > 0;) {
+      if (rest[i].empty()) {
+        rest.erase(rest.begin() + static_cast<ptrdiff_t>(i));
+        now.erase(now.begin() + static_cast<ptrdiff_t>(i));
+      }
+    }
+    if (now.empty()) {
+      return;
+    }
+    size_t count = std::max<size_t>(1, kPiece / now.size());
+    for (const auto& r : rest) {
+      count = std::min(count, r.size());
+    }
+    std::vector<std::span<const int32_t>> piece;
+    for (auto& r : rest) {
+      piece.push_back(r.subspan(0, count));
+      r = r.subspan(count);
+    }
+    read(now, piece, learn);
+  }
+}
+
+void Session::read(std::span<Session* const> sessions,
+                   std::span<const std::span<const int32_t>> tokens, bool learn) {
+  const Model& model = *sessions[0]->model_;
+  const auto batch = static_cast<int64_t>(sessions.size());
+  const auto count = static_cast<int64_t>(tokens[0].size());
+  std::vector<int32_t> all;
+  std::vector<MemoryRecord> records;
+  const PoolSet::Loan pool(model.pools());
+  Run run(*pool);
+  ForwardOptions options;
+  options.write_memory = learn;
+  bool history = false;
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    all.insert(all.end(), tokens[i].begin(), tokens[i].end());
+    options.states.push_back(&sessions[i]->now_.state);
+    history = history || sessions[i]->keeps_history();
+  }
+  options.records = history && learn ? &records : nullptr;
+  const Tensor h = model.hidden(run, run.from_host("tokens", {batch, count}, all), options);
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    Session& session = *sessions[i];
+    const auto row = static_cast<int64_t>(i);
+    session.now_.last = run.make_kept("session.last", {1, 1, h.dim(2)});
+    copy_view(h.view().slice(0, row, row + 1).slice(1, count - 1, count), session.now_.last.view());
+    session.remember(tokens[i], learn);
+    session.now_.read += count;
+  }
+  for (const MemoryRecord& record : records) {
+    if (record.update && record.fwpkm.slots) {
+      sessions[static_cast<size_t>(record.row)]->record(record);
+    }
+  }
+  for (Session* session : sessions) {
+    session->forget_old_tokens();
+  }
+}
+
+// Tokens that went into the queues.
+void Session::remember(std::span<const int32_t> tokens, bool learn) {
+  for (size_t i = 0; i < tokens.size() && learn && keeps_history(); ++i) {
+    now_.tokens.push_back(tokens[i]);
+    now_.places.push_back(now_.read + static_cast<int64_t>(i));
+  }
+}
+
+// One update of a layer's memory: who wrote what where.
+void Session::record(const MemoryRecord& record) {
+  if (!keeps_history()) {
+    return;
+  }
+  const auto layer = static_cast<size_t>(record.layer);
+  const FwpkmSettings step = fwpkm_settings(model_->config());
+  const int64_t pairs = record.fwpkm.slots.dim(1), reads = record.fwpkm.slots.dim(2);
+  const int32_t* slots = record.fwpkm.slots.view().ptr<int32_t>();
+  const std::vector<double> weights = to_host(record.fwpkm.weights.view());
+  const std::vector<double> gates =
+      record.strengths ? to_host(record.strengths.view()) : std::vector<double>();
+  std::unordered_map<int32_t, int> reads_of;
+  for (int64_t i = 0; i < pairs * reads; ++i) {
+    ++reads_of[slots[i]];
+  }
+  // Tokens that were read when the update came, however the stream was cut into calls.
+  const int64_t known =
+      now_.recorded[layer] + pairs + model_->config().fwpkm.lookahead - now_.first;
+  for (int64_t t = 0; t < pairs; ++t) {
+    const double* w = weights.data() + t * reads;
+    double eta = step.step;
+    if (step.rewrite) {
+      double squares = 0;
+      for (int64_t i = 0; i < reads; ++i) {
+        squares += w[i] * w[i];
+      }
+      eta = 1 / squares;
+    }
+    const double gate = gates.empty() ? 1 : gates[static_cast<size_t>(t)];
+    const int64_t at = now_.recorded[layer] + t - now_.first;  // in now_.tokens
+    SlotWrite write;
+    write.position = now_.places[static_cast<size_t>(at)];
+    for (size_t i = 0; i < write.tokens.size(); ++i) {
+      const int64_t place = at + static_cast<int64_t>(i) - SlotWrite::kBefore;
+      const bool there = place >= 0 && place < known;
+      write.tokens[i] = there ? now_.tokens[static_cast<size_t>(place)] : -1;
+    }
+    for (int64_t i = 0; i < reads; ++i) {
+      const int32_t slot = slots[t * reads + i];
+      write.strength = static_cast<float>(eta * gate * w[i] / reads_of[slot]);
+      SlotHistory history = history_at(now_.history[layer].find(0, slot));
+      history.push(write);
+      now_.history[layer].put(0, slot, &history);
+    }
+  }
+  now_.recorded[layer] += pairs;
+}
+
+// Keeps the tokens that some layer has yet to write, and those just before them.
+void Session::forget_old_tokens() {
+  if (!keeps_history()) {
+    return;
+  }
+  int64_t oldest = now_.first + static_cast<int64_t>(now_.tokens.size());
+  for (int l = 0; l < model_->config().layers; ++l) {
+    if (model_->config().has_fwpkm(l)) {
+      oldest = std::min(oldest, now_.recorded[static_cast<size_t>(l)]);
+    }
+  }
+  const int64_t drop = oldest - SlotWrite::kBefore - now_.first;
+  if (drop > 0) {
+    now_.tokens.erase(now_.tokens.begin(), now_.tokens.begin() + drop);
+    now_.places.erase(now_.places.begin(), now_.places.begin() + drop);
+    now_.first += drop;
+  }
+}
+
+std::vector<double> Session::logits() const {
+  require(static_cast<bool>(now_.last), "session",
+          "nothing was read yet; feed at least one token first");
+  const PoolSet::Loan pool(model_->pools());
+  Run run(*pool);
+  return to_host(model_->logits(run, now_.last).view());
+}
+
+int32_t Session::next(const SamplingSettings& sampling, bool learn) {
+  const int32_t token[] = {sample_token(logits(), sampling, now_.random.uniform())};
+  feed(token, learn);
+  return token[0];
+}
+
+void Session::flush() {
+  const PoolSet::Loan pool(model_->pools());
+  Run run(*pool);
+  std::vector<MemoryRecord> records;
+  model_->flush(run, &now_.state, keeps_history() ? &records : nullptr);
+  for (const MemoryRecord& each : records) {
+    if (each.fwpkm.slots) {
+      record(each);
+    }
+  }
+  forget_old_tokens();
+}
+
+void Session::reset_tokens() {
+  const PoolSet::Loan pool(model_->pools());
+  Run run(*pool);
+  now_.state.reset_mixers(model_->config(), run);
+  now_.last = Tensor();
+}
+
+void Session::reset_memory() {
+  const PoolSet::Loan pool(model_->pools());
+  Run run(*pool);
+  now_.state.reset_memory(model_->config(), run);
+  for (Overlay& history : now_.history) {
+    if (history.owners() > 0) {
+      history.clear(0);
+    }
+  }
+  now_.tokens.clear();
+  now_.places.clear();
+  now_.first = 0;
+  std::fill(now_.recorded.begin(), now_.recorded.end(), 0);
+}
+
+Session Session::fork() const {
+  Session other;
+  other.model_ = model_;
+  other.settings_ = settings_;
+  other.arenas_ = arenas_;
+  other.now_ = now_;
+  other.marks_ = marks_;
+  return other;
+}
+
+void Session::mark(const std::string& name) {
+  require(!name.empty() && name.size() <= 200, "session",
+          "a mark needs a name of 1 to 200 bytes, not {}", name.size());
+  marks_[name] = now_;
+}
+
+void Session::rollback(const std::string& name) {
+  now_ = at_mark(name).now_;
+}
+
+void Session::remove_mark(const std::string& name) {
+  at_mark(name);
+  marks_.erase(name);
+}
+
+std::vector<std::string> Session::marks() const {
+  std::vector<std::string> names;
+  for (const auto& [name, snapshot] : marks_) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+Session Session::at_mark(const std::string& name) const {
+  const auto it = marks_.find(name);
+  require(it != marks_.end(), "session", "there is no mark '{}'; marks: {}", name,
+          marks_.empty() ? "none" : fmt::format("{}", fmt::join(marks(), ", ")));
+  Session other;
+  other.model_ = model_;
+  other.settings_ = settings_;
+  other.arenas_ = arenas_;
+  other.now_ = it->second;
+  return other;
+}
+
+int64_t Session::queued() const {
+  int64_t most = 0;
+  for (const LayerState& layer : now_.state.layers) {
+    for (const FastStream& stream : layer.fast) {
+      most = std::max(most, stream.queued);
+    }
+  }
+  return most;
+}
+
+int64_t Session::updates() const {
+  int64_t most = 0;
+  for (const LayerState& layer : now_.state.layers) {
+    for (const FastStream& stream : layer.fast) {
+      most = std::max(most, stream.updates);
+    }
+  }
+  return most;
+}
+
+int64_t Session::slots(int layer) const {
+  const auto& fast = now_.state.layers.at(static_cast<size_t>(layer)).fast;
+  return fast.empty() ? 0 : fast[0].overlay.rows();
+}
+
+}  // namespace fwpkm
