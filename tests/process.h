@@ -21,11 +21,11 @@ struct ProcessResult {
   std::string out, err;
 };
 
-// Runs the program through a shell and waits for it.
-inline ProcessResult run_program(const std::string& arguments, const std::string& before = "") {
+// Runs a command through a shell and waits for it.
+inline ProcessResult run_command(const std::string& line) {
   const TempDir dir;
   const std::string err = (dir / "err").string();
-  const std::string command = before + std::string(FWPKM_BINARY) + " " + arguments + " 2>" + err;
+  const std::string command = line + " 2>" + err;
   ProcessResult result;
   std::FILE* pipe = popen(command.c_str(), "r");
   require(pipe != nullptr, "test", "cannot start {}", command);
@@ -38,6 +38,11 @@ inline ProcessResult run_program(const std::string& arguments, const std::string
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   result.err = read_text(err);
   return result;
+}
+
+// The same for the program.
+inline ProcessResult run_program(const std::string& arguments, const std::string& before = "") {
+  return run_command(before + std::string(FWPKM_BINARY) + " " + arguments);
 }
 
 // A child that can be killed. Its output goes nowhere.
