@@ -2,13 +2,15 @@
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell scripts/jobs.sh)
+SECONDS ?= 60
+TARGETS ?=
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 # The steps depend on each other and each is parallel inside: "make -j" must not start two at once.
 .NOTPARALLEL:
-.PHONY: help deps build debug test test-extra demo format lint install clean
+.PHONY: help deps build debug test test-extra test-cases fuzz demo format lint install clean
 
 CONFIGURE = cmake --preset $(1) --log-level=WARNING
 COMPILE = cmake --build --preset $(1) --parallel $(JOBS)
@@ -32,17 +34,29 @@ test: build ## build, then run all tests
 	@$(call COMPILE,release)
 	@ctest --preset release
 
-test-extra: deps ## all tests again, built with the address and undefined-behaviour sanitizers
+test-extra: test-cases ## all tests again, with the address and undefined-behaviour sanitizers; many cases; some fuzzing
+	@scripts/deps.sh sanitize
 	@$(call CONFIGURE,sanitize)
 	@$(call COMPILE,sanitize)
 	@ctest --preset sanitize
+	@scripts/fuzz.sh 10
+
+test-cases: build ## the tests that draw cases at random, with 5,000 of them
+	@$(call COMPILE,release) --target fwpkm_tests
+	@FWPKM_CASES=5000 TMPDIR=$$([[ -w /dev/shm ]] && echo /dev/shm || echo /tmp) build/release/fwpkm_tests --gtest_brief=1 --gtest_filter='SessionProperties.*'
+
+fuzz: deps ## fuzz the readers of files, SECONDS=n for each of TARGETS (all)
+	@scripts/deps.sh sanitize
+	@$(call CONFIGURE,sanitize)
+	@$(call COMPILE,sanitize) --target fuzzers
+	@scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 demo: build ## build, then show what the program does
 	@scripts/demo.sh
 
 format: ## clang-format all C++ files in place
 	@scripts/deps.sh format
-	@find src tests examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
+	@find src tests examples fuzz -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
 
 lint: deps ## clang-tidy all C++ files; slow, by hand only
 	@scripts/deps.sh lint

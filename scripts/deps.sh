@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that the Debian packages for a step are there, and installs them if that needs no password.
-#   scripts/deps.sh [build|format|lint]
+#   scripts/deps.sh [build|sanitize|format|lint]
 # FWPKM_DEPS=off skips the check, for those who have the libraries from elsewhere.
 set -euo pipefail
 
@@ -13,10 +13,12 @@ case $step in
     libraries=(libdnnl-dev ocl-icd-opencl-dev libhwy-dev libcli11-dev libfmt-dev
       nlohmann-json3-dev libgtest-dev libsentencepiece-dev zlib1g-dev libzstd-dev)
     ;;
+  # clang for its fuzzer, which GCC has not; the OpenMP library has to be clang's, too.
+  sanitize) tools=("clang++=clang") libraries=(libclang-rt-dev libomp-dev) ;;
   format) tools=(clang-format=clang-format) libraries=() ;;
   lint) tools=(run-clang-tidy=clang-tidy) libraries=() ;;
   *)
-    echo "[deps] step '$step' is unknown; use build, format or lint" >&2
+    echo "[deps] step '$step' is unknown; use build, sanitize, format or lint" >&2
     exit 2
     ;;
 esac

@@ -369,6 +369,23 @@ TEST(Config, ThePageOfKeysIsUpToDate) {
                                                          << config_help();
 }
 
+// Files made to use up the stack or the reader's patience.
+TEST(Config, HostileFiles) {
+  const auto nested = [](size_t levels) {
+    return "{\"name\":" + std::string(levels, '[') + std::string(levels, ']') + "}";
+  };
+  expect_error([&] { parse_config(parse_json_text(nested(60), "m.json"), "m.json"); },
+               {"m.json: name must be string, got [[["});
+  expect_error([&] { parse_json_text(nested(1000000), "m.json"); },
+               {"m.json: nested deeper than 64 levels"});
+  const std::string key = "vocab_size" + std::string(16 << 20, 'x');
+  expect_error(
+      [&] {
+        parse_config({{"name", "x"}, {key, 1}}, "m.json");
+      },
+      {"m.json: unknown key \"vocab_sizexxx", "did you mean"});
+}
+
 TEST(Config, NearestKey) {
   EXPECT_EQ(nearest_key("fwpkm.look_ahead", {"fwpkm.layers", "fwpkm.lookahead"}),
             "fwpkm.lookahead");

@@ -151,7 +151,7 @@ void expect_integers(DType type) {
     EXPECT_EQ(doubles[i], static_cast<double>(values[i]));
     EXPECT_EQ(floats[i], static_cast<float>(values[i]));
   }
-  if (sizeof(T) < 8) {
+  if constexpr (sizeof(T) < 8) {
     const std::array<int64_t, 3> large = {
         1, static_cast<int64_t>(std::numeric_limits<T>::max()) + 1, 2};
     EXPECT_EQ(store_elements(type, large.data(), 3, bytes.data()), 1u);

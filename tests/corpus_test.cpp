@@ -96,8 +96,9 @@ TEST_F(Corpus, CompressedFilesReadTheSame) {
 
 TEST_F(Corpus, DamagedCompressionIsAnError) {
   const std::string text = made_up_text(300000, 5);
-  for (const auto& [name, packed] :
-       {std::pair{"a.txt.gz", gzip(text)}, {"a.txt.zst", zstd(text)}}) {
+  for (const auto& entry : {std::pair{"a.txt.gz", gzip(text)}, {"a.txt.zst", zstd(text)}}) {
+    const char* name = entry.first;
+    const std::string& packed = entry.second;
     expect_error([&] { all_documents({file(name, packed.substr(0, packed.size() / 2))}); }, name,
                  "ends too early");
     std::string flipped = packed;

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/hash.h"
 #include "base/parallel.h"
 #include "corpus_files.h"
 #include "temp_dir.h"
@@ -246,6 +248,28 @@ TEST_F(Shards, HostileCountsAreRefused) {
       expect_error([&] { const ShardFile shard(file); }, "shard-00000.tok", "damaged");
     }
   }
+  // Wide tokens of a small vocabulary, as nobody writes them, with sums that are right.
+  const std::string wide = [&] {
+    constexpr size_t kHeader = 96, kTokens = 4, kIndex = kHeader + 4 * kTokens;
+    const uint32_t width = 4;
+    const std::array<uint64_t, 2> begins = {0, kTokens};
+    const std::array<uint64_t, 3> counts = {kTokens, 1, 1};
+    std::string bytes = good.substr(0, kIndex);
+    std::memcpy(bytes.data() + 12, &width, 4);
+    std::memset(bytes.data() + kHeader, 0, kIndex - kHeader);
+    const uint64_t block = hash_bytes(bytes.data() + kHeader, kIndex - kHeader);
+    uint64_t sum = hash_bytes(bytes.data(), kHeader);
+    sum = hash_bytes(begins.data(), sizeof begins, sum);
+    sum = hash_bytes(&block, sizeof block, sum);
+    sum = hash_bytes(counts.data(), sizeof counts, sum);
+    bytes.append(reinterpret_cast<const char*>(begins.data()), sizeof begins);
+    bytes.append(reinterpret_cast<const char*>(&block), sizeof block);
+    bytes.append(reinterpret_cast<const char*>(counts.data()), sizeof counts);
+    bytes.append(reinterpret_cast<const char*>(&sum), sizeof sum);
+    return bytes + "FWPKMEND";
+  }();
+  overwrite(file, wide);
+  expect_error([&] { const ShardFile shard(file); }, "damaged", "4 bytes a token");
   overwrite(file, good);
   const std::string index = read_text(dir_ / "out" / "index.json");
   const auto json = nlohmann::json::parse(index);

@@ -63,7 +63,9 @@ class Story {
                 static_cast<double>(known_) < progress / 0.5 * static_cast<double>(people))) {
       tell(known_++, 3 + random_.below(3));
     } else if (!closing && chance(0.3)) {
-      tell(random_.below(known_), 2 + random_.below(2));
+      // Not both in the call, where each compiler draws in an order of its own.
+      const int64_t count = 2 + random_.below(2);
+      tell(random_.below(known_), count);
     } else {
       look_back();
     }

@@ -141,8 +141,7 @@ void ShardFile::check_layout() {
   require(version == kVersion, "shards",
           "'{}' has version {}, and this program reads {}; encode again", path_, version, kVersion);
   const uint64_t vocab = number_at(16), end = number_at(24);
-  require((width == 2 || width == 4) && vocab > 0 && vocab <= (1ull << 31) && end < vocab &&
-              (width == 4 || vocab <= 65536),
+  require(vocab > 0 && vocab <= (1ull << 31) && end < vocab && width == (vocab <= 65536 ? 2u : 4u),
           "shards",
           "'{}' is damaged: vocab size {}, end of text {}, {} bytes a token; encode again", path_,
           vocab, end, width);

@@ -1,15 +1,16 @@
 // One shard: a file of tokens with an index of its documents.
 //
 // All numbers are little-endian and unsigned.
-//   header    96 bytes   "FWPKMTOK", u32 version 1, u32 bytes of a token (2 or 4), u64 vocab size,
-//                        u64 end of text, 32 hexadecimal digits of the tokenizer's fingerprint,
-//                        its kind in 32 bytes, filled up with zeros
+//   header    96 bytes   "FWPKMTOK", u32 version 1, u32 bytes of a token (2 for a vocabulary of
+//                        up to 65536, else 4), u64 vocab size, u64 end of text, 32 hexadecimal
+//                        digits of the tokenizer's fingerprint, its kind in 32 bytes, filled up
+//                        with zeros
 //   tokens               then zeros up to a multiple of 8
 //   index                u64 for each document and one more: where it begins, in tokens
-//   sums                 u64 for each block of 256 KiB of tokens (the last may be shorter): its
-//   hash trailer   40 bytes   u64 tokens, u64 documents, u64 sums, u64 hash of header, index, sums
-//   and
-//                        the three numbers before, "FWPKMEND"
+//   sums                 u64 for each block of 256 KiB of tokens (the last may be shorter):
+//                        its hash
+//   trailer   40 bytes   u64 tokens, u64 documents, u64 sums, u64 hash of header, index, sums
+//                        and the three numbers before, "FWPKMEND"
 #pragma once
 
 #include <array>
