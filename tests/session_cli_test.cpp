@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include "base/timer.h"
 #include "model/checkpoint.h"
 #include "process.h"
 #include "session_models.h"
@@ -204,7 +205,8 @@ TEST_F(SessionCli, SurvivesKills) {
       Child child({"session", "feed", s, path("c.txt"), "--threads", "1"});
       const bool wait_for_file = round % 2 == 0;
       bool seen = !wait_for_file;
-      for (int i = 0; i < 20000 && !seen && child.running(); ++i) {
+      const double start = now_seconds();
+      while (!seen && child.running() && now_seconds() - start < 60) {
         for (const auto& entry : fs::directory_iterator(dir_.path())) {
           seen = seen || entry.path().extension() == ".tmp";
         }
@@ -218,7 +220,7 @@ TEST_F(SessionCli, SurvivesKills) {
         << session.position() << " after " << position;
     position = session.position();
   }
-  EXPECT_GT(writing, 12);
+  EXPECT_GT(writing, 5);  // a fast disk may be done before it is seen
   // The next one cleans up after the dead.
   ok("session mark " + s + " end");
   for (const auto& entry : fs::directory_iterator(dir_.path())) {
