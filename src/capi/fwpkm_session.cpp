@@ -54,7 +54,7 @@ fwpkm_slot_write write_of(const SlotWrite& from, int64_t lookahead) {
   write.position = from.position;
   write.strength = from.strength;
   write.query = from.query();
-  write.target = lookahead <= SlotWrite::kAfter ? from.target(lookahead) : -1;
+  write.target = from.target(lookahead);
   std::copy(from.tokens.begin(), from.tokens.end(), write.tokens);
   return write;
 }

@@ -22,8 +22,9 @@ struct SlotWrite {
   int32_t unused = 0;  // so that no byte is left undefined
 
   int32_t query() const { return tokens[kBefore]; }
+  // -1 also where it is further away than the tokens kept.
   int32_t target(int64_t lookahead) const {
-    return tokens[static_cast<size_t>(kBefore + lookahead)];
+    return lookahead <= kAfter ? tokens[static_cast<size_t>(kBefore + lookahead)] : -1;
   }
   // Whether the tokens here are those of `text` wherever the two meet, with the query in the text,
   // and meet in at least `least` tokens or in all of the text.
