@@ -253,7 +253,8 @@ TEST_F(Sessions, FindSlotsByText) {
   std::set<std::pair<int, int32_t>> expected;
   for (const int layer : {1, 3}) {
     for (const int32_t slot : session.written(layer)) {
-      for (const SlotWrite& write : session.history(layer, slot).kept()) {
+      const SlotHistory history = session.history(layer, slot);
+      for (const SlotWrite& write : history.kept()) {
         // From the fourth on: four tokens tell, and those after a chunk are not known.
         if (write.position >= 73 && write.position < 80) {
           expected.insert({layer, slot});
