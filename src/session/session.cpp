@@ -112,9 +112,9 @@ void Session::read(std::span<Session* const> sessions,
   const auto batch = static_cast<int64_t>(sessions.size());
   const auto count = static_cast<int64_t>(tokens[0].size());
   std::vector<int32_t> all;
-  std::vector<MemoryRecord> records;
   const PoolSet::Loan pool(model.pools());
   Run run(*pool);
+  std::vector<MemoryRecord> records;  // of the pool's memory: gone before it goes back
   ForwardOptions options;
   options.write_memory = learn;
   bool history = false;

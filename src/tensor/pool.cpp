@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -137,6 +138,8 @@ std::unique_ptr<Pool> PoolSet::take() {
 }
 
 void PoolSet::give_back(std::unique_ptr<Pool> pool) {
+  // A block that comes back later would change a pool that another thread has by then.
+  assert(pool->used_bytes() == 0 && "tensors must go before the loan of their pool ends");
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(pool));
 }
