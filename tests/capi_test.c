@@ -240,6 +240,7 @@ static void test_together(void) {
     free(y);
   }
   OK(fwpkm_session_feed_together(all, texts, counts, 0, 1));
+  fwpkm_session_free(all[1]);
   all[1] = all[0];
   FAILS(fwpkm_session_feed_together(all, texts, counts, 3, 1), FWPKM_ERROR_ARGUMENT, "twice");
   all[1] = NULL;
@@ -262,6 +263,7 @@ static void test_marks(void) {
   fwpkm_session* a = session_of(model, kText);
   fwpkm_session* before = NULL;
   fwpkm_session* at = NULL;
+  fwpkm_session* none = a;
   char name[8];
   size_t count = 9, length = 0;
 
@@ -290,13 +292,14 @@ static void test_marks(void) {
   CHECK(count == 1);
   FAILS(fwpkm_session_rollback(a, "then"), FWPKM_ERROR_ARGUMENT, "no mark 'then'; marks: later");
   FAILS(fwpkm_session_remove_mark(a, "then"), FWPKM_ERROR_ARGUMENT, "no mark 'then'");
-  FAILS(fwpkm_session_at_mark(a, "then", &before), FWPKM_ERROR_ARGUMENT, "no mark 'then'");
-  CHECK(before == NULL);
+  FAILS(fwpkm_session_at_mark(a, "then", &none), FWPKM_ERROR_ARGUMENT, "no mark 'then'");
+  CHECK(none == NULL);
   FAILS(fwpkm_session_mark(a, ""), FWPKM_ERROR_ARGUMENT, "1 to 200 bytes");
   FAILS(fwpkm_session_mark(a, "\xff"), FWPKM_ERROR_ARGUMENT, "UTF-8");
   FAILS(fwpkm_session_mark_name(a, 1, name, sizeof(name), &length), FWPKM_ERROR_ARGUMENT,
         "no number 1");
   fwpkm_session_free(at);
+  fwpkm_session_free(before);
   fwpkm_session_free(a);
   fwpkm_model_close(model);
 }
