@@ -319,6 +319,9 @@ TEST_F(Sessions, ForgetAndDiff) {
   }
   expect_error([&] { session.forget(0, 1); }, "memories are in layers 1, 3");
   expect_error([&] { session.forget(1, 256); }, "outside 0..255");
+  expect_error([&] { session.written(4); }, "layer 4 is outside 0..3");
+  expect_error([&] { session.history(-1, 0); }, "layer -1 is outside 0..3");
+  expect_error([&] { session.slots(4); }, "layer 4 is outside 0..3");
 }
 
 TEST_F(Sessions, OtherWeightsAreRefusedByName) {

@@ -333,8 +333,14 @@ int64_t Session::updates() const {
   return most;
 }
 
+void Session::check_layer(int layer) const {
+  require(layer >= 0 && layer < model_->config().layers, "session", "layer {} is outside 0..{}",
+          layer, model_->config().layers - 1);
+}
+
 int64_t Session::slots(int layer) const {
-  const auto& fast = now_.state.layers.at(static_cast<size_t>(layer)).fast;
+  check_layer(layer);
+  const auto& fast = now_.state.layers[static_cast<size_t>(layer)].fast;
   return fast.empty() ? 0 : fast[0].overlay.rows();
 }
 

@@ -165,6 +165,7 @@ class Session {
   void remember(std::span<const int32_t> tokens, bool learn);
   void record(const MemoryRecord& record);
   void forget_old_tokens();
+  void check_layer(int layer) const;
   bool keeps_history() const { return settings_.history && model_->config().has_any_fwpkm(); }
 
   std::shared_ptr<const Model> model_;

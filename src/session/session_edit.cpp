@@ -41,8 +41,9 @@ double length(const std::vector<double>& a, const std::vector<double>& b) {
 }  // namespace
 
 SlotHistory Session::history(int layer, int32_t slot) const {
+  check_layer(layer);
   SlotHistory history;
-  const Overlay& rows = now_.history.at(static_cast<size_t>(layer));
+  const Overlay& rows = now_.history[static_cast<size_t>(layer)];
   require(model_->config().has_fwpkm(layer) && slot >= 0 && slot < model_->config().fwpkm.slots(),
           "session", "layer {} has no slot {}", layer, slot);
   if (rows.owners() > 0) {
@@ -55,7 +56,8 @@ SlotHistory Session::history(int layer, int32_t slot) const {
 
 std::vector<int32_t> Session::written(int layer) const {
   std::vector<int32_t> slots;
-  const auto& fast = now_.state.layers.at(static_cast<size_t>(layer)).fast;
+  check_layer(layer);
+  const auto& fast = now_.state.layers[static_cast<size_t>(layer)].fast;
   if (!fast.empty() && fast[0].overlay.owners() > 0) {
     fast[0].overlay.for_each(0, [&](int32_t slot, const std::byte*) { slots.push_back(slot); });
   }
