@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kFormat = "fwpkm session";
 constexpr const char* kConfig = R"({"name":"fuzz","vocab_size":11,"hidden_size":8,"layers":3,
 "mixers":["gdn","swa","fa"],"max_seq":64,
-"attention":{"heads":2,"kv_heads":1,"head_dim":4,"window":3},
+"attention":{"heads":2,"kv_heads":1,"head_dim":4,"window":3,"rotary_fraction":0.5},
 "gdn":{"key_heads":1,"value_heads":1,"key_dim":4,"value_dim":4,"conv":2},"mlp":{"hidden":8},
 "fwpkm":{"layers":[1],"topk":2,"n_subkeys":3,"key_dim":4,"value_dim":4,"chunk":4},
 "fwmlp":{"layers":[2],"key_dim":4,"value_dim":4,"hidden":4,"chunk":4}})";
