@@ -132,6 +132,8 @@ TEST_F(SessionCli, ForgetsByTextAndBySlot) {
   fails("session forget " + s + " --text 'painted the red'", "no slot is known");
   fails("session forget " + s, "say what to forget");
   fails("session forget " + s + " --slot 0:1", "layer 0 has no memory");
+  fails("session forget " + s + " --slot 1:999999", "outside 0..");
+  fails("inspect slots --session " + s + " --slot 1:-3", "outside 0..");
   ok("session feed " + s + " " + path("a.txt"));
   fails("session forget " + s + " --text 'under the stone'", "still waits to be written");
   EXPECT_EQ(ok("session reset " + s + " --memory").at("updates"), 0);
@@ -154,7 +156,10 @@ TEST_F(SessionCli, GenerateGoesOnAndSaves) {
   EXPECT_EQ(ok("session info " + path("g")).at("position"), position);
   ok("generate --session " + s + " --tokens 3 --read-only --save " + s);
   EXPECT_EQ(ok("session info " + s).at("queued"), 8);
-  fails("generate --prompt x", "give either --model");
+  fails("generate --prompt x", "give --model");
+  std::filesystem::rename(path("model"), path("moved"));
+  fails("generate --session " + s + " --tokens 1", "which is not there");
+  EXPECT_EQ(ok("generate --session " + s + " --tokens 1 --model " + path("moved")).at("tokens"), 1);
 }
 
 TEST_F(SessionCli, WrongFilesAreRefused) {

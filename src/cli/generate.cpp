@@ -24,8 +24,8 @@ struct GenerateArguments {
 };
 
 int run_generate(const GenerateArguments& a, const Common& common) {
-  require(a.session.empty() != a.model.empty(), "generate",
-          "give either --model, to begin anew, or --session, to go on");
+  require(!a.session.empty() || !a.model.empty(), "generate",
+          "give --model, to begin anew, or --session, to go on");
   std::optional<SessionOnDisk> disk;
   std::optional<Session> fresh;
   OpenModel open;
@@ -101,8 +101,7 @@ int run_info(const std::string& path, const Common& common) {
 void add_generate(CLI::App& app) {
   auto a = std::make_shared<GenerateArguments>();
   CLI::App* sub = app.add_subcommand("generate", "Continue a text, token by token");
-  sub->add_option("--model", a->model, "A model folder, or the --out of a training run")
-      ->type_name("DIR");
+  add_model_options(sub, ModelOption::kOrSession, &a->model, &a->tokenizer);
   sub->add_option("--session", a->session,
                   "Go on from this session instead (`fwpkm session`); the file stays as it is")
       ->type_name("FILE");
@@ -111,17 +110,9 @@ void add_generate(CLI::App& app) {
       ->type_name("FILE");
   sub->add_flag("--read-only", a->read_only,
                 "Memories are read but never written, by the prompt or by what is generated");
-  sub->add_option("--prompt", a->prompt, "The text to continue; - reads standard input")
-      ->type_name("TEXT");
-  sub->add_option("--tokens", a->tokens, "Tokens to make at most")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->capture_default_str();
-  add_sampling(sub, &a->sampling);
+  add_continuation(sub, &a->prompt, &a->tokens, &a->sampling);
   sub->add_option("--seed", a->seed, "Seed of the draws; a session has its own")
       ->capture_default_str();
-  sub->add_option("--tokenizer", a->tokenizer,
-                  "bytes, recall or a SentencePiece model, where the model folder holds none")
-      ->type_name("NAME");
   command(sub, [a](const Common& common) { return run_generate(*a, common); });
 }
 

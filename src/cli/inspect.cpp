@@ -27,7 +27,7 @@ int run_slots(const Arguments& a, const Common& common) {
           "{} keeps no history: it was made with --no-history", a.session);
   std::vector<std::pair<int, int32_t>> chosen;
   for (const std::string& slot : a.slots) {
-    chosen.push_back(parse_slot(slot, config));
+    chosen.push_back(parse_slot(slot));
   }
   if (!a.text.empty()) {
     chosen = session.written_by(spellings_of(a.text, disk.open.text()));
@@ -94,12 +94,7 @@ void add_inspect(CLI::App& app) {
   slots->add_option("--top", a->top, "Slots to show")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
-  slots->add_option("--model", a->model, "Where the session's model is now, if it moved")
-      ->type_name("DIR");
-  slots
-      ->add_option("--tokenizer", a->tokenizer,
-                   "bytes, recall or a SentencePiece model, where the model folder holds none")
-      ->type_name("NAME");
+  add_model_options(slots, ModelOption::kMoved, &a->model, &a->tokenizer);
   command(slots, [a](const Common& common) { return run_slots(*a, common); });
 }
 

@@ -72,7 +72,28 @@ Continuation write_on(Session* session, const OpenModel& open, const SamplingSet
   return made;
 }
 
-void add_sampling(CLI::App* app, SamplingSettings* sampling) {
+void add_model_options(CLI::App* app, ModelOption kind, std::string* model,
+                       std::string* tokenizer) {
+  const std::string folder = "A model folder, or the --out of a training run";
+  app->add_option("--model", *model,
+                  kind == ModelOption::kRequired ? folder
+                  : kind == ModelOption::kMoved
+                      ? "Where the session's model is now, if it moved"
+                      : folder + "; with --session, where its model is now, if it moved")
+      ->type_name("DIR")
+      ->required(kind == ModelOption::kRequired);
+  app->add_option("--tokenizer", *tokenizer,
+                  "bytes, recall or a SentencePiece model, where the model folder holds none")
+      ->type_name("NAME");
+}
+
+void add_continuation(CLI::App* app, std::string* prompt, int64_t* tokens,
+                      SamplingSettings* sampling) {
+  app->add_option("--prompt", *prompt, "The text to continue; - reads standard input")
+      ->type_name("TEXT");
+  app->add_option("--tokens", *tokens, "Tokens to make at most")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
   app->add_option("--temperature", sampling->temperature, "0 takes the likeliest token always")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();

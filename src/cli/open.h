@@ -44,7 +44,12 @@ Continuation write_on(Session* session, const OpenModel& open, const SamplingSet
                       int64_t tokens, bool learn,
                       const std::function<void(const std::string&)>& say);
 
-// --temperature and --top-p.
-void add_sampling(CLI::App* app, SamplingSettings* sampling);
+// --model and --tokenizer. What --model means: the model to open, the one of the session that the
+// command opens, or either.
+enum class ModelOption { kRequired, kMoved, kOrSession };
+void add_model_options(CLI::App* app, ModelOption kind, std::string* model, std::string* tokenizer);
+// --prompt, --tokens, --temperature and --top-p.
+void add_continuation(CLI::App* app, std::string* prompt, int64_t* tokens,
+                      SamplingSettings* sampling);
 
 }  // namespace fwpkm::cli

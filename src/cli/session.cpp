@@ -273,7 +273,7 @@ int run_forget(const Arguments& a, const Common& common) {
   SessionOnDisk disk(a.file, a.model, a.tokenizer, true, common);
   std::vector<std::pair<int, int32_t>> chosen;
   for (const std::string& slot : a.slots) {
-    chosen.push_back(parse_slot(slot, disk.open.model->config()));
+    chosen.push_back(parse_slot(slot));
   }
   if (!a.text.empty()) {
     require(disk.session.settings().history, "session",
@@ -315,17 +315,8 @@ CLI::App* add(CLI::App* parent, const char* name, const char* help, const Arg& a
               int (*body)(const Arguments&, const Common&)) {
   CLI::App* sub = parent->add_subcommand(name, help);
   sub->add_option("file", a->file, "The session's file")->type_name("FILE")->required();
-  const bool fresh = body == run_new;
-  CLI::Option* model = sub->add_option("--model", a->model,
-                                       fresh ? "A model folder, or the --out of a training run"
-                                             : "Where the session's model is now, if it moved");
-  model->type_name("DIR");
-  if (fresh) {
-    model->required();
-  }
-  sub->add_option("--tokenizer", a->tokenizer,
-                  "bytes, recall or a SentencePiece model, where the model folder holds none")
-      ->type_name("NAME");
+  add_model_options(sub, body == run_new ? ModelOption::kRequired : ModelOption::kMoved, &a->model,
+                    &a->tokenizer);
   command(sub, [a, body](const Common& common) { return body(*a, common); });
   return sub;
 }
@@ -358,12 +349,7 @@ void add_session(CLI::App& app) {
   a = fresh();
   sub = add(session, "ask", "Continue a prompt; the session stays as it was unless --learn", a,
             run_ask);
-  sub->add_option("--prompt", a->prompt, "The text to continue; - reads standard input")
-      ->type_name("TEXT");
-  sub->add_option("--tokens", a->tokens, "Tokens to make at most")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->capture_default_str();
-  add_sampling(sub, &a->sampling);
+  add_continuation(sub, &a->prompt, &a->tokens, &a->sampling);
   sub->add_flag("--learn", a->learn, "Write prompt and answer into the memory, and save");
 
   a = fresh();

@@ -32,7 +32,7 @@ std::string readable(std::span<const int32_t> tokens, const OpenModel& open) {
 
 }  // namespace
 
-std::pair<int, int32_t> parse_slot(const std::string& text, const ModelConfig& config) {
+std::pair<int, int32_t> parse_slot(const std::string& text) {
   int layer = -1;
   int32_t slot = -1;
   const char* end = text.data() + text.size();
@@ -41,11 +41,6 @@ std::pair<int, int32_t> parse_slot(const std::string& text, const ModelConfig& c
   const auto second = colon ? std::from_chars(first.ptr + 1, end, slot) : first;
   require(colon && second.ec == std::errc() && second.ptr == end, "slot",
           "'{}' is not LAYER:SLOT, as in 1:4711", text);
-  require(layer >= 0 && layer < config.layers && config.has_fwpkm(layer), "slot",
-          "layer {} has no memory; memories are in layers {}", layer,
-          fmt::join(config.fwpkm.layers, ", "));
-  require(slot >= 0 && slot < config.fwpkm.slots(), "slot", "slot {} is outside 0..{}", slot,
-          config.fwpkm.slots() - 1);
   return {layer, slot};
 }
 

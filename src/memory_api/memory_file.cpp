@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/machine.h"
 #include "memory_api/memory_state.h"
 #include "tensor/safetensors.h"
 
@@ -158,27 +159,43 @@ Memory Memory::load(const std::filesystem::path& path) {
   const auto count = static_cast<int64_t>(slot_bytes.size() / sizeof(int32_t));
   const auto rows = file.tensor("rows", DType::kF32, {count, s.value_dim});
 
-  Memory memory(s);
-  State& state = *memory.state_;
   Hash hash;
   hash.add(keys.data(), keys.size());
-  std::memcpy(state.keys.data(), keys.data(), keys.size());
   const size_t row_bytes = static_cast<size_t>(s.value_dim) * sizeof(float);
-  int32_t before = -1;
-  for (int64_t i = 0; i < count; ++i) {
-    int32_t slot = 0;
-    std::memcpy(&slot, slot_bytes.data() + static_cast<size_t>(i) * sizeof(slot), sizeof(slot));
-    require(slot > before && slot < s.n_subkeys * s.n_subkeys, kTag,
-            "{} is damaged: slot {} of {} comes after slot {}", file.name(), slot,
-            s.n_subkeys * s.n_subkeys, before);
-    before = slot;
-    const std::byte* row = rows.data() + static_cast<size_t>(i) * row_bytes;
-    hash.add(row, row_bytes);
-    state.overlay.put(0, slot, row);
+  for (size_t at = 0; at < rows.size(); at += row_bytes) {
+    hash.add(rows.data() + at, row_bytes);
   }
   hash.add(slot_bytes.data(), slot_bytes.size());
   require(hash.hex() == file.text("checksum"), kTag,
           "{} is damaged: its contents do not belong to its checksum", file.name());
+  std::vector<int32_t> slots(static_cast<size_t>(count));
+  if (count > 0) {
+    std::memcpy(slots.data(), slot_bytes.data(), slot_bytes.size());
+  }
+  int64_t before = -1, pages = 0;
+  for (const int32_t slot : slots) {
+    require(slot > before && slot < s.n_subkeys * s.n_subkeys, kTag,
+            "{} is damaged: slot {} of {} comes after slot {}", file.name(), slot,
+            s.n_subkeys * s.n_subkeys, before);
+    pages += before < 0 || slot / s.n_subkeys != before / s.n_subkeys ? 1 : 0;
+    before = slot;
+  }
+  // The index has a page of n numbers wherever a row was written: far more than the file, if a few
+  // rows are scattered over a huge table.
+  const int64_t index = pages * s.n_subkeys * static_cast<int64_t>(sizeof(int32_t));
+  const int64_t free = available_memory();
+  require(free == 0 || index < free, kTag,
+          "{} has {} rows scattered over {} slots, whose index takes {:.1f} GiB, but {:.1f} GiB of "
+          "memory are free",
+          file.name(), count, s.n_subkeys * s.n_subkeys, static_cast<double>(index) / (1 << 30),
+          static_cast<double>(free) / (1 << 30));
+
+  Memory memory(s);
+  State& state = *memory.state_;
+  std::memcpy(state.keys.data(), keys.data(), keys.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    state.overlay.put(0, slots[i], rows.data() + i * row_bytes);
+  }
   return memory;
 }
 

@@ -189,6 +189,12 @@ bool ModelConfig::has_mixer(Mixer kind) const {
   return false;
 }
 
+int64_t ModelConfig::window(int layer) const {
+  return mixer(layer) == Mixer::kSwa    ? attention.window
+         : mixer(layer) == Mixer::kLact ? lact.window
+                                        : 0;
+}
+
 bool ModelConfig::has_pkm(int layer) const {
   return contains(pkm.layers, layer);
 }

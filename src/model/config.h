@@ -126,6 +126,7 @@ struct ModelConfig {
 
   Mixer mixer(int layer) const;
   bool has_mixer(Mixer kind) const;  // in any layer
+  int64_t window(int layer) const;   // tokens that its attention sees; 0: all, or it has none
   bool has_pkm(int layer) const;     // in place of the MLP
   bool has_fwpkm(int layer) const;   // before the token mixer
   bool has_any_fwpkm() const { return !fwpkm.layers.empty(); }

@@ -36,6 +36,7 @@ struct MemoryRecord {
   int layer = 0;
   bool update = false;  // of a stream: every token wrote; reads are not counted again
   int64_t row = 0;      // of an update: the sequence of the batch
+  int64_t first = 0;    // of an update: pairs that the stream had written before
   Tensor strengths;     // of an update: [1, pairs] the gates that the writes had; or empty
   Tensor gates;         // [B, T] or empty
   FwpkmResult fwpkm;

@@ -34,15 +34,6 @@ Tensor repeat(Run& run, const Tensor& w, int64_t count) {
   return all;
 }
 
-// A copy that outlives the run.
-Tensor kept(Run& run, const Tensor& t) {
-  const Tensor copy = run.make_kept(t.view().name, t.shape());
-  if (!run.pool().dry()) {
-    copy_view(t.view(), copy.view());
-  }
-  return copy;
-}
-
 }  // namespace
 
 // Chunk, lookahead: the same for both kinds of memory.
@@ -68,7 +59,7 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
     const FwpkmResult r =
         fwpkm_memory(plain, q, v, g, stream->keys ? stream->keys : layer.memory.keys,
                      layer.memory.values, settings, stream->overlay.views());
-    stream->keys = kept(run, r.keys);
+    stream->keys = run.keep(r.keys.view());
     if (!run.pool().dry()) {
       put_rows(r, &stream->overlay);
     }
@@ -77,6 +68,7 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
       record.layer = index;
       record.update = true;
       record.row = row;
+      record.first = stream->written;
       record.fwpkm = r;
       if (g && !run.pool().dry()) {
         record.strengths = plain.make("memory.strengths", g.shape());
@@ -90,13 +82,14 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
     settings.mean_target = false;
     const FastMlpResult r = fast_mlp(plain, q, v, stream_mlp(run, layer, *stream), settings);
     for (size_t i = 0; i < r.after.size(); ++i) {
-      stream->mlp[i] = kept(run, r.after[i]);
+      stream->mlp[i] = run.keep(r.after[i].view());
     }
     if (records != nullptr) {
       MemoryRecord& record = records->emplace_back();
       record.layer = index;
       record.update = true;
       record.row = row;
+      record.first = stream->written;
       record.mlp = r;
     }
   }

@@ -136,7 +136,7 @@ Tensor Model::attention(Run& run, const Layer& layer, const Tensor& x, const Ten
     Tensor v = rows.of(v_all);
     AttentionSettings settings;
     settings.window =
-        config_.mixer(index) == Mixer::kSwa ? a.window : options.full_attention_window;
+        config_.mixer(index) == Mixer::kSwa ? config_.window(index) : options.full_attention_window;
     settings.scale = 1 / std::sqrt(static_cast<double>(width));
     if (LayerState* state = rows.layer(index)) {
       require(!run.recording(), "model", "attention cannot be recorded on top of a cache");
@@ -280,11 +280,7 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   for (State* state : options.states) {
     state->position += tokens.dim(1);
     for (int l = 0; l < config_.layers; ++l) {
-      const Mixer mixer = config_.mixer(l);
-      state->layers[static_cast<size_t>(l)].cache.trim(
-          run, mixer == Mixer::kLact  ? config_.lact.window
-               : mixer == Mixer::kSwa ? config_.attention.window
-                                      : options.full_attention_window);
+      state->layers[static_cast<size_t>(l)].cache.trim(run, config_.window(l));
     }
   }
   return rms_norm(run, h, final_norm_, norm);

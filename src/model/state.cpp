@@ -9,9 +9,7 @@ namespace {
 // Makes a tensor that is changed in place this handle's alone.
 void own_tensor(Run& run, Tensor* t) {
   if (*t && !t->sole()) {
-    const Tensor copy = run.make_kept(t->view().name, t->shape());
-    copy_view(t->view(), copy.view());
-    *t = copy;
+    *t = run.keep(t->view());
   }
 }
 

@@ -1,7 +1,6 @@
 #include "session/session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <unordered_map>
 
@@ -11,37 +10,10 @@ namespace {
 // Tokens that go through the model at once.
 constexpr size_t kPiece = 512;
 
-SlotHistory history_at(const std::byte* row) {
-  SlotHistory history;
-  if (row != nullptr) {
-    std::memcpy(&history, row, sizeof(history));
-  }
-  return history;
-}
-
 // A device whose "numbers" are bytes, for overlays of plain structs.
 constexpr Device kBytes = {DeviceKind::kCpu, DType::kU8};
 
 }  // namespace
-
-bool SlotWrite::stands_in(std::span<const int32_t> text, int least) const {
-  const auto size = static_cast<int>(text.size());
-  for (int at = 0; at < size; ++at) {  // of the query in the text
-    int met = 0;
-    bool equal = true;
-    for (int i = 0; i < static_cast<int>(tokens.size()) && equal; ++i) {
-      const int place = at + i - kBefore;
-      if (place >= 0 && place < size && tokens[static_cast<size_t>(i)] >= 0) {
-        equal = tokens[static_cast<size_t>(i)] == text[static_cast<size_t>(place)];
-        ++met;
-      }
-    }
-    if (equal && met >= std::min(least, size)) {
-      return true;
-    }
-  }
-  return false;
-}
 
 Session::Session(std::shared_ptr<const Model> model, const SessionSettings& settings)
     : model_(std::move(model)), settings_(settings) {
@@ -50,14 +22,11 @@ Session::Session(std::shared_ptr<const Model> model, const SessionSettings& sett
   Run run(*pool);
   now_.state = model_->start(run);
   now_.random = Random(settings.seed);
-  now_.recorded.resize(static_cast<size_t>(config.layers));
   now_.history.resize(static_cast<size_t>(config.layers));
-  arenas_.resize(static_cast<size_t>(config.layers));
   for (int l = 0; l < config.layers && keeps_history(); ++l) {
     if (config.has_fwpkm(l)) {
-      const auto at = static_cast<size_t>(l);
-      arenas_[at] = std::make_shared<RowArena>(config.fwpkm.n_subkeys, sizeof(SlotHistory));
-      now_.history[at] = Overlay(1, arenas_[at], kBytes);
+      now_.history[static_cast<size_t>(l)] =
+          Overlay(1, config.fwpkm.n_subkeys, sizeof(SlotHistory), kBytes);
     }
   }
 }
@@ -128,8 +97,7 @@ void Session::read(std::span<Session* const> sessions,
   for (size_t i = 0; i < sessions.size(); ++i) {
     Session& session = *sessions[i];
     const auto row = static_cast<int64_t>(i);
-    session.now_.last = run.make_kept("session.last", {1, 1, h.dim(2)});
-    copy_view(h.view().slice(0, row, row + 1).slice(1, count - 1, count), session.now_.last.view());
+    session.now_.last = run.keep(h.view().slice(0, row, row + 1).slice(1, count - 1, count));
     session.remember(tokens[i], learn);
     session.now_.read += count;
   }
@@ -168,8 +136,7 @@ void Session::record(const MemoryRecord& record) {
     ++reads_of[slots[i]];
   }
   // Tokens that were read when the update came, however the stream was cut into calls.
-  const int64_t known =
-      now_.recorded[layer] + pairs + model_->config().fwpkm.lookahead - now_.first;
+  const int64_t known = record.first + pairs + model_->config().fwpkm.lookahead - now_.first;
   for (int64_t t = 0; t < pairs; ++t) {
     const double* w = weights.data() + t * reads;
     double eta = step.step;
@@ -181,7 +148,7 @@ void Session::record(const MemoryRecord& record) {
       eta = 1 / squares;
     }
     const double gate = gates.empty() ? 1 : gates[static_cast<size_t>(t)];
-    const int64_t at = now_.recorded[layer] + t - now_.first;  // in now_.tokens
+    const int64_t at = record.first + t - now_.first;  // in now_.tokens
     SlotWrite write;
     write.position = now_.places[static_cast<size_t>(at)];
     for (size_t i = 0; i < write.tokens.size(); ++i) {
@@ -192,12 +159,11 @@ void Session::record(const MemoryRecord& record) {
     for (int64_t i = 0; i < reads; ++i) {
       const int32_t slot = slots[t * reads + i];
       write.strength = static_cast<float>(eta * gate * w[i] / reads_of[slot]);
-      SlotHistory history = history_at(now_.history[layer].find(0, slot));
+      SlotHistory history = SlotHistory::at(now_.history[layer].find(0, slot));
       history.push(write);
       now_.history[layer].put(0, slot, &history);
     }
   }
-  now_.recorded[layer] += pairs;
 }
 
 // Keeps the tokens that some layer has yet to write, and those just before them.
@@ -206,10 +172,8 @@ void Session::forget_old_tokens() {
     return;
   }
   int64_t oldest = now_.first + static_cast<int64_t>(now_.tokens.size());
-  for (int l = 0; l < model_->config().layers; ++l) {
-    if (model_->config().has_fwpkm(l)) {
-      oldest = std::min(oldest, now_.recorded[static_cast<size_t>(l)]);
-    }
+  for (const int layer : model_->config().fwpkm.layers) {
+    oldest = std::min(oldest, now_.state.layers[static_cast<size_t>(layer)].fast[0].written);
   }
   const int64_t drop = oldest - SlotWrite::kBefore - now_.first;
   if (drop > 0) {
@@ -265,15 +229,18 @@ void Session::reset_memory() {
   now_.tokens.clear();
   now_.places.clear();
   now_.first = 0;
-  std::fill(now_.recorded.begin(), now_.recorded.end(), 0);
 }
 
-Session Session::fork() const {
+Session Session::with(Snapshot now) const {
   Session other;
   other.model_ = model_;
   other.settings_ = settings_;
-  other.arenas_ = arenas_;
-  other.now_ = now_;
+  other.now_ = std::move(now);
+  return other;
+}
+
+Session Session::fork() const {
+  Session other = with(now_);
   other.marks_ = marks_;
   return other;
 }
@@ -284,13 +251,24 @@ void Session::mark(const std::string& name) {
   marks_[name] = now_;
 }
 
+const Session::Snapshot& Session::marked(const std::string& name) const {
+  const auto it = marks_.find(name);
+  require(it != marks_.end(), "session", "there is no mark '{}'; marks: {}", name,
+          marks_.empty() ? "none" : fmt::format("{}", fmt::join(marks(), ", ")));
+  return it->second;
+}
+
 void Session::rollback(const std::string& name) {
-  now_ = at_mark(name).now_;
+  now_ = marked(name);
 }
 
 void Session::remove_mark(const std::string& name) {
-  at_mark(name);
+  marked(name);
   marks_.erase(name);
+}
+
+Session Session::at_mark(const std::string& name) const {
+  return with(marked(name));
 }
 
 std::vector<std::string> Session::marks() const {
@@ -301,41 +279,14 @@ std::vector<std::string> Session::marks() const {
   return names;
 }
 
-Session Session::at_mark(const std::string& name) const {
-  const auto it = marks_.find(name);
-  require(it != marks_.end(), "session", "there is no mark '{}'; marks: {}", name,
-          marks_.empty() ? "none" : fmt::format("{}", fmt::join(marks(), ", ")));
-  Session other;
-  other.model_ = model_;
-  other.settings_ = settings_;
-  other.arenas_ = arenas_;
-  other.now_ = it->second;
-  return other;
-}
-
-int64_t Session::queued() const {
+int64_t Session::most(int64_t FastStream::*count) const {
   int64_t most = 0;
   for (const LayerState& layer : now_.state.layers) {
     for (const FastStream& stream : layer.fast) {
-      most = std::max(most, stream.queued);
+      most = std::max(most, stream.*count);
     }
   }
   return most;
-}
-
-int64_t Session::updates() const {
-  int64_t most = 0;
-  for (const LayerState& layer : now_.state.layers) {
-    for (const FastStream& stream : layer.fast) {
-      most = std::max(most, stream.updates);
-    }
-  }
-  return most;
-}
-
-void Session::check_layer(int layer) const {
-  require(layer >= 0 && layer < model_->config().layers, "session", "layer {} is outside 0..{}",
-          layer, model_->config().layers - 1);
 }
 
 int64_t Session::slots(int layer) const {

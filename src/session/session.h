@@ -19,7 +19,6 @@
 // a part of the tokens; position() tells how many.
 #pragma once
 
-#include <array>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -28,8 +27,8 @@
 #include <vector>
 
 #include "base/random.h"
+#include "memory/slot_history.h"
 #include "model/model.h"
-#include "session/history.h"
 #include "session/sampling.h"
 
 namespace fwpkm {
@@ -110,9 +109,10 @@ class Session {
 
   int64_t position() const { return now_.read; }             // tokens read, from the first on
   int64_t in_stream() const { return now_.state.position; }  // since the last reset_tokens
-  int64_t queued() const;                                    // tokens that wait to be written
-  int64_t updates() const;                                   // writes of a memory layer so far
-  int64_t slots(int layer) const;                            // written slots of a layer
+  // Tokens that wait to be written, and writes so far: of the memory layer that has most.
+  int64_t queued() const { return most(&FastStream::queued); }
+  int64_t updates() const { return most(&FastStream::updates); }
+  int64_t slots(int layer) const;  // written slots of a layer
   SessionBytes bytes() const;
 
   // What wrote a slot; a count of 0: nobody, or there is no history.
@@ -155,7 +155,6 @@ class Session {
     std::vector<int32_t> tokens;
     std::vector<int64_t> places;
     int64_t first = 0;
-    std::vector<int64_t> recorded;  // of each layer: pairs whose history is kept
   };
 
   Session() = default;
@@ -165,12 +164,15 @@ class Session {
   void remember(std::span<const int32_t> tokens, bool learn);
   void record(const MemoryRecord& record);
   void forget_old_tokens();
+  int64_t most(int64_t FastStream::*count) const;
+  Session with(Snapshot now) const;  // without marks
+  const Snapshot& marked(const std::string& name) const;
   void check_layer(int layer) const;
+  void check_slot(int layer, int32_t slot) const;
   bool keeps_history() const { return settings_.history && model_->config().has_any_fwpkm(); }
 
   std::shared_ptr<const Model> model_;
   SessionSettings settings_;
-  std::vector<std::shared_ptr<RowArena>> arenas_;  // of the histories
   Snapshot now_;
   std::map<std::string, Snapshot> marks_;
 };

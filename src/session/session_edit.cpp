@@ -11,22 +11,9 @@ namespace {
 // Tokens in which a write and a text must agree to be taken for the same.
 constexpr int kAgree = 4;
 
-int64_t element_bytes(const View& view) {
-  return static_cast<int64_t>(dtype_size(view.dtype));
-}
-
-std::vector<double> numbers(const std::byte* data, DType dtype, int64_t count) {
-  std::vector<double> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::kF64) {
-      std::memcpy(&values[i], data + i * sizeof(double), sizeof(double));
-    } else {
-      float value = 0;
-      std::memcpy(&value, data + i * sizeof(float), sizeof(float));
-      values[i] = value;
-    }
-  }
-  return values;
+// Numbers of a row that lies in a table or over it.
+std::vector<double> numbers(const void* row, const View& table) {
+  return to_host(View("row", const_cast<void*>(row), table.dtype, table.device, {table.dim(1)}));
 }
 
 double length(const std::vector<double>& a, const std::vector<double>& b) {
@@ -40,18 +27,24 @@ double length(const std::vector<double>& a, const std::vector<double>& b) {
 
 }  // namespace
 
-SlotHistory Session::history(int layer, int32_t slot) const {
+void Session::check_layer(int layer) const {
+  require(layer >= 0 && layer < model_->config().layers, "session", "layer {} is outside 0..{}",
+          layer, model_->config().layers - 1);
+}
+
+void Session::check_slot(int layer, int32_t slot) const {
   check_layer(layer);
-  SlotHistory history;
+  const ModelConfig& config = model_->config();
+  require(config.has_fwpkm(layer), "session", "layer {} has no memory; memories are in layers {}",
+          layer, fmt::join(config.fwpkm.layers, ", "));
+  require(slot >= 0 && slot < config.fwpkm.slots(), "session", "slot {} is outside 0..{}", slot,
+          config.fwpkm.slots() - 1);
+}
+
+SlotHistory Session::history(int layer, int32_t slot) const {
+  check_slot(layer, slot);
   const Overlay& rows = now_.history[static_cast<size_t>(layer)];
-  require(model_->config().has_fwpkm(layer) && slot >= 0 && slot < model_->config().fwpkm.slots(),
-          "session", "layer {} has no slot {}", layer, slot);
-  if (rows.owners() > 0) {
-    if (const std::byte* row = rows.find(0, slot)) {
-      std::memcpy(&history, row, sizeof(history));
-    }
-  }
-  return history;
+  return rows.owners() > 0 ? SlotHistory::at(rows.find(0, slot)) : SlotHistory();
 }
 
 std::vector<int32_t> Session::written(int layer) const {
@@ -72,8 +65,7 @@ std::vector<std::pair<int, int32_t>> Session::written_by(
       continue;
     }
     now_.history[l].for_each(0, [&](int32_t slot, const std::byte* row) {
-      SlotHistory history;
-      std::memcpy(&history, row, sizeof(history));
+      const SlotHistory history = SlotHistory::at(row);
       for (const SlotWrite& write : history.kept()) {
         for (const std::vector<int32_t>& text : spellings) {
           if (write.stands_in(text, kAgree)) {
@@ -105,12 +97,7 @@ bool Session::queued_from(std::span<const std::vector<int32_t>> spellings) const
 }
 
 bool Session::forget(int layer, int32_t slot) {
-  const ModelConfig& config = model_->config();
-  require(layer >= 0 && layer < config.layers && config.has_fwpkm(layer), "session",
-          "layer {} has no memory; memories are in layers {}", layer,
-          fmt::join(config.fwpkm.layers, ", "));
-  require(slot >= 0 && slot < config.fwpkm.slots(), "session", "slot {} is outside 0..{}", slot,
-          config.fwpkm.slots() - 1);
+  check_slot(layer, slot);
   const auto at = static_cast<size_t>(layer);
   const bool was = now_.state.layers[at].fast[0].overlay.erase(0, slot);
   if (now_.history[at].owners() > 0) {
@@ -124,35 +111,26 @@ SessionDiff Session::diff(const Session& before, const Session& after) {
           "the two sessions are of different models and cannot be compared");
   const ModelConfig& config = before.model_->config();
   SessionDiff result;
-  for (int l = 0; l < config.layers; ++l) {
-    if (!config.has_fwpkm(l)) {
-      continue;
-    }
+  for (const int l : config.fwpkm.layers) {
     const std::string name = fmt::format("model.layers.{}.fwpkm.", l);
     const View& table = before.model_->parameters().at(name + "values").view();
-    const View& base_keys = before.model_->parameters().at(name + "keys").view();
     const FastStream& a = before.now_.state.layers[static_cast<size_t>(l)].fast[0];
     const FastStream& b = after.now_.state.layers[static_cast<size_t>(l)].fast[0];
-    const bool one_arena = a.overlay.arena() == b.overlay.arena();
-    const int64_t width = a.overlay.width();
-    const auto row_of = [&](const std::byte* row, int32_t slot) {
-      const auto* base =
-          static_cast<const std::byte*>(table.data) + slot * width * element_bytes(table);
-      return numbers(row != nullptr ? row : base, table.dtype, width);
-    };
-    std::vector<int32_t> slots = before.written(l);
-    const std::vector<int32_t> more = after.written(l);
-    std::vector<int32_t> both;
-    std::set_union(slots.begin(), slots.end(), more.begin(), more.end(), std::back_inserter(both));
-    for (const int32_t slot : both) {
+    const size_t row_bytes = a.overlay.row_bytes();
+    const std::vector<int32_t> had = before.written(l), has = after.written(l);
+    std::vector<int32_t> either;
+    std::set_union(had.begin(), had.end(), has.begin(), has.end(), std::back_inserter(either));
+    for (const int32_t slot : either) {
+      const auto* base = static_cast<const std::byte*>(table.data) + slot * row_bytes;
       const std::byte* row_a = a.overlay.find(0, slot);
       const std::byte* row_b = b.overlay.find(0, slot);
+      // Forks share rows that neither has changed.
       if (row_a != nullptr && row_b != nullptr &&
-          ((one_arena && row_a == row_b) ||
-           std::memcmp(row_a, row_b, a.overlay.row_bytes()) == 0)) {
+          (row_a == row_b || std::memcmp(row_a, row_b, row_bytes) == 0)) {
         continue;
       }
-      const std::vector<double> from = row_of(row_a, slot), to = row_of(row_b, slot);
+      const std::vector<double> from = numbers(row_a != nullptr ? row_a : base, table);
+      const std::vector<double> to = numbers(row_b != nullptr ? row_b : base, table);
       SlotChange change;
       change.layer = l;
       change.slot = slot;
@@ -165,17 +143,14 @@ SessionDiff Session::diff(const Session& before, const Session& after) {
     }
     SessionDiff::Keys keys;
     keys.layer = l;
-    const View& keys_a = a.keys ? a.keys.view() : base_keys;
-    const View& keys_b = b.keys ? b.keys.view() : base_keys;
-    const int64_t half = base_keys.dim(1);
-    for (int64_t k = 0; k < base_keys.dim(0) && keys_a.data != keys_b.data; ++k) {
-      const int64_t at = k * half * element_bytes(base_keys);
-      const auto* x = static_cast<const std::byte*>(keys_a.data) + at;
-      const auto* y = static_cast<const std::byte*>(keys_b.data) + at;
-      if (std::memcmp(x, y, static_cast<size_t>(half * element_bytes(base_keys))) != 0) {
+    const View& base = before.model_->parameters().at(name + "keys").view();
+    const View& keys_a = a.keys ? a.keys.view() : base;
+    const View& keys_b = b.keys ? b.keys.view() : base;
+    for (int64_t k = 0; k < base.dim(0) && keys_a.data != keys_b.data; ++k) {
+      const View x = keys_a.slice(0, k, k + 1), y = keys_b.slice(0, k, k + 1);
+      if (std::memcmp(x.data, y.data, static_cast<size_t>(x.bytes())) != 0) {
         ++keys.moved;
-        keys.furthest = std::max(keys.furthest, length(numbers(y, base_keys.dtype, half),
-                                                       numbers(x, base_keys.dtype, half)));
+        keys.furthest = std::max(keys.furthest, length(to_host(y), to_host(x)));
       }
     }
     result.keys.push_back(keys);

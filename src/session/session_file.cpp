@@ -1,6 +1,7 @@
 // Sessions as files; docs/sessions.md tells what is in them.
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 #include "session/section_file.h"
 #include "session/session.h"
@@ -166,34 +167,37 @@ struct SessionFile {
             {"last", static_cast<bool>(s.last)}, {"layers", std::move(layers)}};
   }
 
+  // Rows of a file that are mapped into an arena, owned by this.
+  struct FileRows {
+    std::shared_ptr<RowArena> arena;
+    int32_t first = 0;
+    int64_t count = 0;
+
+    FileRows() = default;
+    FileRows(std::shared_ptr<RowArena> to, int file, size_t offset, int64_t rows)
+        : arena(std::move(to)), first(arena->map_rows(file, offset, rows)), count(rows) {}
+    FileRows(FileRows&& other) noexcept
+        : arena(std::move(other.arena)), first(other.first), count(std::exchange(other.count, 0)) {}
+    FileRows& operator=(FileRows&&) = delete;
+    ~FileRows() {
+      for (int64_t i = 0; i < count; ++i) {
+        arena->drop_row(first + static_cast<int32_t>(i));
+      }
+    }
+  };
+
   // Reads a file that belongs to a model.
   struct Reading {
     SectionReader file;
     Session session;
     const ModelConfig& config;
     Run run;
-    std::vector<int32_t> values, histories;  // of each layer: the first row, owned by this
-    std::vector<int64_t> value_rows, history_rows;
+    std::vector<FileRows> values, histories;  // of each layer
 
     Reading(std::shared_ptr<const Model> model, const std::filesystem::path& path, Pool& pool)
         : file(path, kFormat, kVersion, kWhat), config(model->config()), run(pool) {
       session.model_ = std::move(model);
     }
-    ~Reading() {
-      for (size_t l = 0; l < values.size(); ++l) {
-        drop(session.now_.state.layers[l].fast.empty()
-                 ? nullptr
-                 : session.now_.state.layers[l].fast[0].overlay.arena().get(),
-             values[l], value_rows[l]);
-        drop(session.arenas_[l].get(), histories[l], history_rows[l]);
-      }
-    }
-    static void drop(RowArena* arena, int32_t first, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        arena->drop_row(first + static_cast<int32_t>(i));
-      }
-    }
-
     template <typename... Args>
     void check(bool ok, fmt::format_string<Args...> format, Args&&... args) const {
       require(ok, "session", "{} is damaged: {}", file.name(),
@@ -226,27 +230,27 @@ struct SessionFile {
     }
 
     // Maps the rows of a section into an arena.
-    void map_rows(const std::string& name, RowArena* arena, int32_t* first, int64_t* rows) {
-      const auto bytes = file.section(name);
-      check(bytes.size() % arena->row_bytes() == 0 && bytes.size() / arena->row_bytes() < INT32_MAX,
-            "section '{}' does not hold whole rows of {} bytes", name, arena->row_bytes());
-      const auto found = static_cast<int64_t>(bytes.size() / arena->row_bytes());
-      if (found > 0) {
-        *first = arena->map_rows(file.file(), file.offset(name), found);
-        *rows = found;
-      }
+    FileRows map_rows(const std::string& name, const std::shared_ptr<RowArena>& arena) {
+      const size_t bytes = file.section(name).size(), row = arena->row_bytes();
+      check(bytes % row == 0 && bytes / row < INT32_MAX,
+            "section '{}' does not hold whole rows of {} bytes", name, row);
+      check(file.offset(name) % RowArena::kMapAlign == 0, "section '{}' begins at byte {}", name,
+            file.offset(name));
+      return bytes == 0 ? FileRows()
+                        : FileRows(arena, file.file(), file.offset(name),
+                                   static_cast<int64_t>(bytes / row));
     }
-    void adopt(const std::string& name, int32_t first, int64_t rows, Overlay* overlay) {
+    void adopt(const std::string& name, const FileRows& rows, Overlay* overlay) {
       const auto list = list_of<int32_t>(file.section(name));
       check(list.size() % 2 == 0, "section '{}' has a slot without a row", name);
       int32_t before = -1;
       for (size_t i = 0; i < list.size(); i += 2) {
         check(list[i] > before && list[i] < config.fwpkm.slots() && list[i + 1] >= 0 &&
-                  list[i + 1] < rows,
+                  list[i + 1] < rows.count,
               "section '{}': slot {} (after {}) has row {} of {}", name, list[i], before,
-              list[i + 1], rows);
+              list[i + 1], rows.count);
         before = list[i];
-        overlay->adopt(0, list[i], first + list[i + 1]);
+        overlay->adopt(0, list[i], rows.first + list[i + 1]);
       }
     }
 
@@ -291,11 +295,10 @@ void SessionFile::Reading::read_fast(const json& entry, size_t l, const std::str
     }
   }
   if (slots) {
-    adopt(name + "slots", values[l], value_rows[l], &fast.overlay);
+    adopt(name + "slots", values[l], &fast.overlay);
   }
   if (s->history[l].owners() > 0) {
-    adopt(name + "history", histories[l], history_rows[l], &s->history[l]);
-    s->recorded[l] = fast.written;
+    adopt(name + "history", histories[l], &s->history[l]);
     check(s->first <= fast.written &&
               fast.written + fast.queued == s->first + static_cast<int64_t>(s->tokens.size()),
           "the tokens that wait in layer {} are not those of section 'tokens'", l);
@@ -313,6 +316,12 @@ SessionFile::Snapshot SessionFile::Reading::snapshot(const json& from, const std
   s.tokens = list_of<int32_t>(file.section(at + "tokens"));
   s.places = list_of<int64_t>(file.section(at + "places", s.tokens.size() * sizeof(int64_t)));
   require_tokens(s.tokens, config, false);
+  int64_t before = -1;
+  for (const int64_t place : s.places) {
+    check(place > before && place < s.read, "token {} waits after token {} of {}", place, before,
+          s.read);
+    before = place;
+  }
   if (from.at("last").get<bool>()) {
     s.last = tensor(at + "last", "session.last", {1, 1, config.hidden_size});
   }
@@ -329,10 +338,7 @@ SessionFile::Snapshot SessionFile::Reading::snapshot(const json& from, const std
       const Mixer mixer = config.mixer(layer);
       check(mixer != Mixer::kGdn, "layer {} has no attention", l);
       const int64_t length = count(layers[l], "cache");
-      const int64_t window = mixer == Mixer::kSwa    ? config.attention.window
-                             : mixer == Mixer::kLact ? config.lact.window
-                                                     : 0;
-      const int64_t capacity = KvCache::capacity(length, window);
+      const int64_t capacity = KvCache::capacity(length, config.window(layer));
       check(length <= s.state.position && length <= capacity, "layer {} sees {} of {} tokens", l,
             length, s.state.position);
       const int64_t heads =
@@ -389,25 +395,18 @@ void SessionFile::Reading::read() {
   settings.history = about.at("history").get<bool>();
   session = Session(session.model_, settings);
   for (size_t l = 0; l < session.now_.state.layers.size(); ++l) {
-    values.push_back(0);
-    histories.push_back(0);
-    value_rows.push_back(0);
-    history_rows.push_back(0);
-    if (config.has_fwpkm(static_cast<int>(l))) {
-      map_rows(fmt::format("rows.{}", l),
-               session.now_.state.layers[l].fast[0].overlay.arena().get(), &values[l],
-               &value_rows[l]);
-      if (session.arenas_[l]) {
-        const std::string name = fmt::format("histories.{}", l);
-        map_rows(name, session.arenas_[l].get(), &histories[l], &history_rows[l]);
-        for (int64_t i = 0; i < history_rows[l]; ++i) {
-          SlotHistory history;
-          std::memcpy(&history, session.arenas_[l]->row(histories[l] + static_cast<int32_t>(i)),
-                      sizeof(history));
-          for (const SlotWrite& write : history.writes) {
-            require_tokens(write.tokens, config, true);
-          }
-        }
+    const auto& fast = session.now_.state.layers[l].fast;
+    const auto& history = session.now_.history[l];
+    values.push_back(config.has_fwpkm(static_cast<int>(l))
+                         ? map_rows(fmt::format("rows.{}", l), fast[0].overlay.arena())
+                         : FileRows());
+    histories.push_back(history.owners() > 0
+                            ? map_rows(fmt::format("histories.{}", l), history.arena())
+                            : FileRows());
+    for (int64_t i = 0; i < histories[l].count; ++i) {
+      const auto row = histories[l].first + static_cast<int32_t>(i);
+      for (const SlotWrite& write : SlotHistory::at(history.arena()->row(row)).writes) {
+        require_tokens(write.tokens, config, true);
       }
     }
   }
@@ -420,7 +419,6 @@ void SessionFile::Reading::read() {
   Snapshot now = snapshot(about.at("now"), "");
   file.require_all_read();
   session.marks_ = std::move(marks);
-  // Reading's destructor needs the arenas of `now_`, which stay the same.
   session.now_ = std::move(now);
 }
 
@@ -451,7 +449,7 @@ void Session::save(const std::filesystem::path& path,
   for (size_t l = 0; l < out.values.size(); ++l) {
     if (model_->config().has_fwpkm(static_cast<int>(l))) {
       out.values[l].write(&out.writer, fmt::format("rows.{}", l));
-      if (arenas_[l]) {
+      if (now_.history[l].owners() > 0) {
         out.histories[l].write(&out.writer, fmt::format("histories.{}", l));
       }
     }
@@ -468,7 +466,7 @@ Session Session::load(std::shared_ptr<const Model> model, const std::filesystem:
     fail("session", "{} is damaged: its header is not as it should be: {}", path.string(),
          error.what());
   }
-  return reading.session.fork();
+  return std::move(reading.session);
 }
 
 std::map<std::string, std::string> Session::load_about(const std::filesystem::path& path) {

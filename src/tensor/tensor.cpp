@@ -110,6 +110,14 @@ Tensor Run::make(const char* name, const Shape& shape) {
   return make(name, shape, device().real);
 }
 
+Tensor Run::keep(const View& view) {
+  const Tensor copy = make_kept(view.name, view.shape);
+  if (!pool_.dry()) {
+    copy_view(view, copy.view());
+  }
+  return copy;
+}
+
 Tensor Run::make_kept(const char* name, const Shape& shape) {
   auto node = std::make_shared<Node>();
   const DType dtype = device().real;

@@ -81,6 +81,8 @@ class Run {
   Tensor make(const char* name, const Shape& shape, DType dtype);
   // Like make, for what outlives the run's pool (Pool::allocate_kept).
   Tensor make_kept(const char* name, const Shape& shape);
+  // A copy of that kind.
+  Tensor keep(const View& view);
   // Like make, but empty when nothing is recorded: for what only backward needs.
   Tensor make_saved(const char* name, const Shape& shape);
   // Copies host numbers to the device, converting to its float type.

@@ -24,15 +24,11 @@ class FwpkmTwin {
     keys_.assign(keys, keys + s.books * s.n * s.half);
     const auto tokens = static_cast<size_t>(s.batch * s.time);
     const auto reads = static_cast<size_t>(s.reads), subs = static_cast<size_t>(s.books * s.k);
-    ids_.resize(tokens * subs);
-    scores_.resize(tokens * subs);
-    push_.resize(tokens * subs);
-    picks_.resize(tokens * reads);
-    slots_.resize(tokens * reads);
-    w_.resize(tokens * reads);
-    share_.resize(tokens * reads);
-    y_.resize(tokens * static_cast<size_t>(s.dv));
-    losses_.resize(tokens);
+    const auto resize = [](size_t size, auto&... lists) { (lists.resize(size), ...); };
+    resize(tokens * subs, ids_, scores_, push_);
+    resize(tokens * reads, picks_, slots_, w_, share_);
+    resize(tokens * static_cast<size_t>(s.dv), y_);
+    resize(tokens, losses_);
     addressing_.resize(static_cast<size_t>(s.chunks));
   }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 namespace fwpkm {
@@ -37,6 +39,15 @@ struct SlotHistory {
 
   int64_t count = 0;  // of all writes that the slot has seen
   std::array<SlotWrite, kWrites> writes;
+
+  // From a row; null is nobody's.
+  static SlotHistory at(const std::byte* row) {
+    SlotHistory history;
+    if (row != nullptr) {
+      std::memcpy(&history, row, sizeof(history));
+    }
+    return history;
+  }
 
   void push(const SlotWrite& write) {
     for (size_t i = kWrites - 1; i > 0; --i) {
