@@ -35,10 +35,11 @@ struct FastStream {
 struct MemoryRecord {
   int layer = 0;
   bool update = false;  // of a stream: every token wrote; reads are not counted again
-  int64_t row = 0;      // of an update: the sequence of the batch
-  int64_t first = 0;    // of an update: pairs that the stream had written before
-  Tensor strengths;     // of an update: [1, pairs] the gates that the writes had; or empty
-  Tensor gates;         // [B, T] or empty
+  int64_t row = 0;      // of an update or a read of a stream: the sequence of the batch
+  // Of an update: pairs that the stream had written before. Of a read: its first token in the call.
+  int64_t first = 0;
+  Tensor strengths;  // of an update: [1, pairs] the gates that the writes had; or empty
+  Tensor gates;      // [B, T] or empty
   FwpkmResult fwpkm;
   FastMlpResult mlp;
 };

@@ -159,6 +159,10 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
       const Tensor q_part = tokens_of(q, b, at, at + count),
                    v_part = tokens_of(v, b, at, at + count);
       const Tensor read = read_stream(run, layer, index, stream, q_part, v_part, options);
+      if (options.records != nullptr && config_.has_fwpkm(index)) {
+        options.records->back().row = b;
+        options.records->back().first = at;
+      }
       copy_view(read.view(), y.view().slice(0, b, b + 1).slice(1, at, at + count));
       if (options.write_memory) {
         const auto append = [&](Tensor* queue, const Tensor& part) {

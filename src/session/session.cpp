@@ -1,8 +1,13 @@
 #include "session/session.h"
 
 #include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
 #include <set>
 #include <unordered_map>
+
+#include "ops/lm_loss/lm_loss.h"
 
 namespace fwpkm {
 namespace {
@@ -31,14 +36,15 @@ Session::Session(std::shared_ptr<const Model> model, const SessionSettings& sett
   }
 }
 
-void Session::feed(std::span<const int32_t> tokens, bool learn) {
+void Session::feed(std::span<const int32_t> tokens, bool learn, const Watch& watch) {
   Session* const self[] = {this};
   const std::span<const int32_t> all[] = {tokens};
-  feed_together(self, all, learn);
+  feed_together(self, all, learn, watch);
 }
 
 void Session::feed_together(std::span<Session* const> sessions,
-                            std::span<const std::span<const int32_t>> tokens, bool learn) {
+                            std::span<const std::span<const int32_t>> tokens, bool learn,
+                            const Watch& watch) {
   require(sessions.size() == tokens.size(), "session", "{} sessions, but {} texts to read",
           sessions.size(), tokens.size());
   require(std::set<const Session*>(sessions.begin(), sessions.end()).size() == sessions.size(),
@@ -52,11 +58,14 @@ void Session::feed_together(std::span<Session* const> sessions,
   // The shortest rest decides how many tokens all of them read at once.
   std::vector<Session*> now(sessions.begin(), sessions.end());
   std::vector<std::span<const int32_t>> rest(tokens.begin(), tokens.end());
+  std::vector<size_t> numbers(sessions.size());
+  std::iota(numbers.begin(), numbers.end(), size_t{0});
   while (true) {
     for (size_t i = rest.size(); i-- > 0;) {
       if (rest[i].empty()) {
         rest.erase(rest.begin() + static_cast<ptrdiff_t>(i));
         now.erase(now.begin() + static_cast<ptrdiff_t>(i));
+        numbers.erase(numbers.begin() + static_cast<ptrdiff_t>(i));
       }
     }
     if (now.empty()) {
@@ -71,12 +80,13 @@ void Session::feed_together(std::span<Session* const> sessions,
       piece.push_back(r.subspan(0, count));
       r = r.subspan(count);
     }
-    read(now, piece, learn);
+    read(now, piece, learn, watch, numbers);
   }
 }
 
 void Session::read(std::span<Session* const> sessions,
-                   std::span<const std::span<const int32_t>> tokens, bool learn) {
+                   std::span<const std::span<const int32_t>> tokens, bool learn, const Watch& watch,
+                   std::span<const size_t> numbers) {
   const Model& model = *sessions[0]->model_;
   const auto batch = static_cast<int64_t>(sessions.size());
   const auto count = static_cast<int64_t>(tokens[0].size());
@@ -92,8 +102,11 @@ void Session::read(std::span<Session* const> sessions,
     options.states.push_back(&sessions[i]->now_.state);
     history = history || sessions[i]->keeps_history();
   }
-  options.records = history && learn ? &records : nullptr;
+  options.records = watch.memory || (history && learn) ? &records : nullptr;
   const Tensor h = model.hidden(run, run.from_host("tokens", {batch, count}, all), options);
+  if (watch.losses) {
+    watch_losses(run, sessions, tokens, h, watch, numbers);
+  }
   for (size_t i = 0; i < sessions.size(); ++i) {
     Session& session = *sessions[i];
     const auto row = static_cast<int64_t>(i);
@@ -102,12 +115,51 @@ void Session::read(std::span<Session* const> sessions,
     session.now_.read += count;
   }
   for (const MemoryRecord& record : records) {
+    if (watch.memory) {
+      watch.memory(record, numbers);
+    }
     if (record.update && record.fwpkm.slots) {
       sessions[static_cast<size_t>(record.row)]->record(record);
     }
   }
   for (Session* session : sessions) {
     session->forget_old_tokens();
+  }
+}
+
+// Losses of tokens that were just read, whose hidden states are h: each is expected by the state
+// before it, the first by what the session read last.
+void Session::watch_losses(Run& run, std::span<Session* const> sessions,
+                           std::span<const std::span<const int32_t>> tokens, const Tensor& h,
+                           const Watch& watch, std::span<const size_t> numbers) {
+  const Model& model = *sessions[0]->model_;
+  const int64_t batch = h.dim(0), count = h.dim(1);
+  const Tensor before = run.make("session.before", h.shape());
+  std::vector<int32_t> labels;
+  for (int64_t b = 0; b < batch; ++b) {
+    const auto i = static_cast<size_t>(b);
+    const View row = before.view().slice(0, b, b + 1);
+    const Tensor& last = sessions[i]->now_.last;
+    labels.insert(labels.end(), tokens[i].begin(), tokens[i].end());
+    if (last) {
+      copy_view(last.view(), row.slice(1, 0, 1));
+    } else {
+      fill_zero(row.slice(1, 0, 1));
+      labels[i * static_cast<size_t>(count)] = -1;
+    }
+    if (count > 1) {
+      copy_view(h.view().slice(0, b, b + 1).slice(1, 0, count - 1), row.slice(1, 1, count));
+    }
+  }
+  const Tensor label = run.from_host("labels", {batch, count}, labels);
+  std::vector<double> losses =
+      to_host(lm_loss(run, before, model.embedding_table(), label).nll.view());
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const auto own = std::span(losses).subspan(i * static_cast<size_t>(count), tokens[i].size());
+    if (!sessions[i]->now_.last) {
+      own[0] = std::numeric_limits<double>::quiet_NaN();
+    }
+    watch.losses(numbers[i], own);
   }
 }
 
@@ -197,12 +249,15 @@ int32_t Session::next(const SamplingSettings& sampling, bool learn) {
   return token[0];
 }
 
-void Session::flush() {
+void Session::flush(const Watch& watch) {
   const PoolSet::Loan pool(model_->pools());
   Run run(*pool);
   std::vector<MemoryRecord> records;
-  model_->flush(run, &now_.state, keeps_history() ? &records : nullptr);
+  model_->flush(run, &now_.state, watch.memory || keeps_history() ? &records : nullptr);
   for (const MemoryRecord& each : records) {
+    if (watch.memory) {
+      watch.memory(each, std::array{size_t{0}});
+    }
     if (each.fwpkm.slots) {
       record(each);
     }

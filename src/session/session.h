@@ -20,6 +20,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -65,6 +66,16 @@ struct SessionBytes {
   size_t index = 0;    // where rows are
 };
 
+// What can be watched while sessions read.
+struct Watch {
+  // Of the tokens that session number `session` just read: the loss of each, in nats, given all
+  // that the stream had read before it. NaN for the first token of a stream.
+  std::function<void(size_t session, std::span<const double> losses)> losses;
+  // What memories read and wrote; sessions[row] is the number of the session in a row of the batch.
+  // The tensors are gone afterwards.
+  std::function<void(const MemoryRecord& record, std::span<const size_t> sessions)> memory;
+};
+
 class Session {
  public:
   explicit Session(std::shared_ptr<const Model> model, const SessionSettings& settings = {});
@@ -79,11 +90,12 @@ class Session {
 
   // Reads tokens. `learn`: memories write; otherwise they are only read, and what is read now is
   // never written later.
-  void feed(std::span<const int32_t> tokens, bool learn = true);
+  void feed(std::span<const int32_t> tokens, bool learn = true, const Watch& watch = {});
   // Reads tokens[i] into *sessions[i], all in one call of the model as long as there are several:
   // faster than one after the other. All sessions must be of one model and different.
   static void feed_together(std::span<Session* const> sessions,
-                            std::span<const std::span<const int32_t>> tokens, bool learn = true);
+                            std::span<const std::span<const int32_t>> tokens, bool learn = true,
+                            const Watch& watch = {});
   // Draws a token, reads it and returns it. Something must have been read before.
   int32_t next(const SamplingSettings& sampling, bool learn = true);
   // For each token of the vocabulary, how likely it comes next: logits after the last token read.
@@ -91,7 +103,7 @@ class Session {
 
   // Writes what waits in the memories' queues now, but for the last tokens, whose values to
   // predict are not known yet.
-  void flush();
+  void flush(const Watch& watch = {});
   // Forgets the tokens but not what memories learned: attention, GDN, position of the stream.
   void reset_tokens();
   // Forgets what memories learned, and what waits to be written.
@@ -160,7 +172,11 @@ class Session {
   Session() = default;
   // One call of the model for sessions of equally many tokens.
   static void read(std::span<Session* const> sessions,
-                   std::span<const std::span<const int32_t>> tokens, bool learn);
+                   std::span<const std::span<const int32_t>> tokens, bool learn, const Watch& watch,
+                   std::span<const size_t> numbers);
+  static void watch_losses(Run& run, std::span<Session* const> sessions,
+                           std::span<const std::span<const int32_t>> tokens, const Tensor& h,
+                           const Watch& watch, std::span<const size_t> numbers);
   void remember(std::span<const int32_t> tokens, bool learn);
   void record(const MemoryRecord& record);
   void forget_old_tokens();

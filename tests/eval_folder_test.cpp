@@ -1,0 +1,73 @@
+#include "eval/folder.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/error.h"
+#include "temp_dir.h"
+
+namespace fwpkm {
+namespace {
+
+using nlohmann::json;
+
+json about(int seed = 1) {
+  return {{"kind", "test"}, {"settings", {{"seed", seed}}}};
+}
+
+TEST(EvalFolder, GoesOnBehindItsLastWholeLine) {
+  const TempDir dir;
+  const auto path = dir / "out";
+  {
+    EvalFolder folder(path, about());
+    EXPECT_TRUE(folder.done().empty());
+    folder.add({{"n", 1}});
+    folder.add({{"n", 2}});
+    EXPECT_THROW(EvalFolder(path, about()), Error);  // two at a time
+  }
+  std::ofstream(path / "done.jsonl", std::ios::app) << "{\"n\": 3";  // killed here
+  {
+    EvalFolder folder(path, about());
+    ASSERT_EQ(folder.done().size(), 2u);
+    folder.add({{"n", 4}});
+  }
+  {
+    EvalFolder folder(path, about());
+    ASSERT_EQ(folder.done().size(), 3u);
+    EXPECT_EQ(folder.done()[2].at("n"), 4);
+    folder.keep_lines(1);
+    folder.add({{"n", 5}});
+    const json result = folder.finish({{"sum", 6}});
+    EXPECT_EQ(result.at("kind"), "test");
+    EXPECT_EQ(json::parse(read_text(path / "result.json")), result);
+  }
+  EvalFolder folder(path, about());
+  ASSERT_EQ(folder.done().size(), 2u);
+  EXPECT_EQ(folder.done()[1].at("n"), 5);
+}
+
+TEST(EvalFolder, RefusesAnotherEvaluation) {
+  const TempDir dir;
+  const auto path = dir / "out";
+  { EvalFolder(path, about()).add({{"n", 1}}); }
+  try {
+    EvalFolder folder(path, about(2));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("settings.seed was 1, now it is 2"), std::string::npos)
+        << error.what();
+  }
+  EvalFolder folder(path, about(2), true);
+  EXPECT_TRUE(folder.done().empty());
+}
+
+TEST(EvalFolder, WithoutAPathNothingIsKept) {
+  EvalFolder folder("", about());
+  folder.add({{"n", 1}});
+  EXPECT_EQ(folder.done().size(), 1u);
+  EXPECT_EQ(folder.finish({{"sum", 1}}).at("sum"), 1);
+}
+
+}  // namespace
+}  // namespace fwpkm
