@@ -3,6 +3,8 @@
 
 #include "base/progress.h"
 #include "cli/cli.h"
+#include "cli/eval.h"
+#include "cli/open.h"
 #include "eval/recall.h"
 #include "model/checkpoint.h"
 #include "text/recall_tokenizer.h"
@@ -126,6 +128,23 @@ int run_recall(const RecallArguments& a, const Common& common) {
 
 }  // namespace
 
+void add_eval_options(CLI::App* sub, EvalArguments* a) {
+  add_model_options(sub, ModelOption::kRequired, &a->model, &a->tokenizer);
+  sub->add_option("--out", a->out,
+                  "Folder for the result and a page; an evaluation that was stopped goes on there")
+      ->type_name("DIR");
+  sub->add_flag("--start-over", a->start_over, "Empty the folder first");
+}
+
+void finish_eval(const Common& common, const EvalArguments& a, const EvalFolder* folder,
+                 const nlohmann::json& result) {
+  const nlohmann::json whole = folder->finish(result);
+  if (folder->keeps()) {
+    say(common, fmt::format("written to {}\n", a.out));
+  }
+  emit(common, whole);
+}
+
 void add_eval(CLI::App& app) {
   CLI::App* eval = app.add_subcommand("eval", "Evaluate a model");
   eval->require_subcommand(1);
@@ -157,6 +176,8 @@ void add_eval(CLI::App& app) {
   recall->add_option("--seed", a->options.seed, "Seed of the corpus, as in training")
       ->capture_default_str();
   command(recall, [a](const Common& common) { return run_recall(*a, common); });
+  add_eval_ppl(eval);
+  add_eval_continual(eval);
 }
 
 }  // namespace fwpkm::cli

@@ -81,6 +81,7 @@ nlohmann::json MemoryStats::json() const {
       line["kld"] = use.kld;
     }
     if (layer.gates > 0) {
+      line["tokens"] = layer.gates;
       line["gate"] = layer.gate_sum / static_cast<double>(layer.gates);
       for (const int64_t n : layer.bins) {
         line["gate_histogram"].push_back(static_cast<double>(n) / static_cast<double>(layer.gates));

@@ -32,8 +32,8 @@ class MemoryStats {
   void clear() { layers_.clear(); }
   bool empty() const { return layers_.empty(); }
 
-  // By layer: collision, coverage, kld, gate, gate_histogram, memory_loss, addressing_loss; each
-  // where there is such a thing.
+  // By layer: collision, coverage, kld, gate, gate_histogram, tokens (that had a gate),
+  // memory_loss, addressing_loss; each where there is such a thing.
   nlohmann::json json() const;
   // Means over layers, for a line of text: "gate 0.31, memory loss 0.92"; empty without a memory.
   std::string brief() const;

@@ -1,0 +1,25 @@
+// What the evaluations share as commands.
+#pragma once
+
+#include <string>
+
+#include "cli/cli.h"
+#include "eval/folder.h"
+
+namespace fwpkm::cli {
+
+struct EvalArguments {
+  std::string model, tokenizer, out;
+  bool start_over = false;
+};
+
+// --model, --tokenizer, --out, --start-over.
+void add_eval_options(CLI::App* sub, EvalArguments* a);
+// Writes result.json, makes the page where there is a folder, and emits the result.
+void finish_eval(const Common& common, const EvalArguments& a, const EvalFolder* folder,
+                 const nlohmann::json& result);
+
+void add_eval_ppl(CLI::App* eval);
+void add_eval_continual(CLI::App* eval);
+
+}  // namespace fwpkm::cli
