@@ -31,11 +31,13 @@ debug: deps ## build/debug/fwpkm, for the debugger
 	@$(call COMPILE,debug) --target fwpkm
 
 test: build ## build, then run all tests
+	@scripts/deps.sh test
 	@$(call COMPILE,release)
 	@ctest --preset release
 
 test-extra: test-cases ## all tests again, with the address and undefined-behaviour sanitizers; many cases; some fuzzing
 	@scripts/deps.sh sanitize
+	@scripts/deps.sh test
 	@$(call CONFIGURE,sanitize)
 	@$(call COMPILE,sanitize)
 	@ctest --preset sanitize
