@@ -51,6 +51,7 @@ class Browser {
   // What the page wrote to the console at level warning or above, exceptions, and violations of its
   // policy.
   const std::vector<std::string>& complaints() const { return complaints_; }
+  void forget() { complaints_.clear(); }  // those that a test has seen to
   // Addresses that the page asked for beside its own file.
   const std::vector<std::string>& requests() const { return requests_; }
 

@@ -1,6 +1,7 @@
 // Curves over x.
 
-const dotsUpTo = 40;  // points of a series that are drawn as dots as well
+const dotsUpTo = 40;    // points of a series that are drawn as dots as well
+const denseFrom = 300;  // points from which lines are thin
 
 function curvesFigure(block) {
   const series = block.series.map((s) => ({name: s.name, x: s.x, y: s.y.map(toNumber)}));
@@ -91,11 +92,12 @@ function curvesFigure(block) {
   }
 
   function drawSeries(svg, s, k, place) {
-    let path = "", open = false, last = -1;
+    let path = "", open = false;
     const dots = [];
     for (let i = 0; i < s.x.length; ++i) {
+      // A point between two gaps is a dot: a line to itself with round ends.
       if (!drawable(s, i)) {
-        if (open && last === i - 1) path += "h0";
+        if (open) path += "h0";
         open = false;
         continue;
       }
@@ -103,12 +105,12 @@ function curvesFigure(block) {
       path += `${open ? "L" : "M"}${px} ${py}`;
       if (s.x.length <= dotsUpTo) dots.push(svgEl("circle", {cx: px, cy: py, r: 2.6}));
       open = true;
-      last = i;
     }
-    // A point between two gaps is a dot: a line to itself with round ends.
     if (open) path += "h0";
-    svg.append(
-        svgEl("g", {class: seriesClass(k), "data-series": s.name}, svgEl("path", {d: path}), dots));
+    const density = s.x.length > denseFrom ? " dense" : "";
+    svg.append(svgEl(
+        "g", {class: seriesClass(k) + density, "data-series": s.name}, svgEl("path", {d: path}),
+        dots));
   }
 
   function hotPoints(area, x, y, visible, xs) {
@@ -126,12 +128,14 @@ function curvesFigure(block) {
         let top = area.bottom;
         series.forEach((s, k) => {
           if (!visible[k]) return;
-          for (let i = firstAtLeast(s.x, at); s.x[i] === at; ++i) {
-            lines.push([s.name, hoverNumber(s.y[i], block.y.format), k]);
+          for (const i of pointsNear(s, at, (value) => Math.abs(area.left + x(value) - px))) {
+            const place = s.x[i] === at ? "" : ` (at ${exactNumber(s.x[i])})`;
+            lines.push([s.name, hoverNumber(s.y[i], block.y.format) + place, k]);
             if (!drawable(s, i)) continue;
             const py = area.bottom - y(s.y[i]);
             top = Math.min(top, py);
-            node.append(svgEl("circle", {class: `c${k % palette}`, cx: px, cy: py, r: 4}));
+            node.append(svgEl(
+                "circle", {class: `c${k % palette}`, cx: area.left + x(s.x[i]), cy: py, r: 4}));
           }
         });
         for (const mark of block.marks) {
@@ -155,6 +159,17 @@ function curvesFigure(block) {
         svgEl("g", {class: seriesClass(k)}, svgEl("path", {d: "M1 5H23"}))),
     numbers: () => curvesNumbers(block, series)
   });
+}
+
+// The points of a series at x, or the one closest to it if that is close on the screen: series need
+// not have the same x.
+function pointsNear(s, at, distance) {
+  const first = firstAtLeast(s.x, at), found = [];
+  for (let i = first; s.x[i] === at; ++i) found.push(i);
+  if (found.length > 0) return found;
+  const sides = [first - 1, first].filter((i) => i in s.x && distance(s.x[i]) <= 6);
+  sides.sort((i, j) => distance(s.x[i]) - distance(s.x[j]));
+  return sides.slice(0, 1);
 }
 
 // The first index whose value is at least `value`; the length if there is none.

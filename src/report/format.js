@@ -27,7 +27,7 @@ function formatNumber(value, format = "") {
   if (format.startsWith(".")) return grouped(value.toFixed(Number(format[1])));
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e15) return grouped(value.toFixed(0));
-  if (size < 1e-4 || size >= 1e15) return value.toExponential(4).replace(/\.?0+e/, "e");
+  if (size < 1e-4 || size >= 1e15) return value.toExponential(4).replace(/\.?0*e\+?/, "e");
   const digits = Math.max(0, 4 - Math.floor(Math.log10(size)));
   return grouped(
       value.toFixed(Math.min(digits, 20)).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""));
@@ -37,7 +37,7 @@ function formatNumber(value, format = "") {
 function exactNumber(value) {
   if (!Number.isFinite(value)) return specialText(value);
   const text = String(value);
-  return text.includes("e") ? text : grouped(text);
+  return text.includes("e") ? text.replace("+", "") : grouped(text);
 }
 
 // What hovering tells: all digits, and percents beside a share.
@@ -91,7 +91,7 @@ function tickText(value, step, format) {
   }
   const places = digits(step);
   if (value !== 0 && Math.abs(value) < 1e-4 || places > 6) {
-    return value.toExponential(1).replace(/\.0e/, "e");
+    return value.toExponential(1).replace(/(\.0)?e\+?/, "e");
   }
   return places === null ? formatNumber(value) : grouped(value.toFixed(places));
 }
