@@ -56,9 +56,9 @@ fuzz: deps ## fuzz the readers of files, SECONDS=n for each of TARGETS (all)
 demo: build ## build, then show what the program does
 	@scripts/demo.sh
 
-format: ## clang-format all C++ files in place
+format: ## clang-format all C++ and JavaScript files in place
 	@scripts/deps.sh format
-	@find src tests examples fuzz -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
+	@find src tests examples fuzz -name '*.cpp' -o -name '*.js' -o -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
 
 lint: deps ## clang-tidy all C++ files; slow, by hand only
 	@scripts/deps.sh lint

@@ -48,6 +48,11 @@ function jumpTo(node) {
   bringIntoView(node);
 }
 
+// A few words of a text, on one line.
+function pieceOfText(text = "") {
+  return el("bdi", {}, text === "" ? null : tokenText(text, true));
+}
+
 function writeNode(write, token, isOwn) {
   const text = textsOnPage.get(write.text);
   const target = text?.block.tokens[write.position - text.block.first];
@@ -64,9 +69,9 @@ function writeNode(write, token, isOwn) {
           },
              `at ${place}`) :
           el("span", {class: "quiet"}, write.position >= 0 ? `at ${place}` : "at an unknown place"),
-      el("span", {class: "around"}, corpusText(write.before ?? ""),
-         el("mark", {}, corpusText(write.query)), corpusText(write.after ?? "")),
-      el("span", {class: "target"}, "→ ", corpusText(write.target)),
+      el("span", {class: "around"}, pieceOfText(write.before),
+         el("mark", {}, pieceOfText(write.query)), pieceOfText(write.after)),
+      el("span", {class: "target"}, "→ ", pieceOfText(write.target)),
       isHit ? el("strong", {class: "hit"}, "HIT") : null,
       el("span", {class: "quiet"}, `strength ${formatNumber(toNumber(write.strength))}`));
 }

@@ -9,8 +9,9 @@ function unseenSign(letter) {
       `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
-// The nodes of a token's text. Signs come from the style sheet and are not copied.
-function tokenText(text) {
+// The nodes of a token's text. Signs come from the style sheet and are not copied. `flat`: on one
+// line.
+function tokenText(text, flat = false) {
   if (text === "") return [el("span", {class: "sign", "data-sign": "∅"})];
   const nodes = [];
   const blank = /^ +$/.test(text);
@@ -25,9 +26,9 @@ function tokenText(text) {
     } else if (unseen.test(letter)) {
       flush();
       // Line ends and tabs stay what they are; what would turn text round is only named.
+      const stays = !flat && (letter === "\n" || letter === "\t");
       nodes.push(
-          el("span", {class: "sign", "data-sign": unseenSign(letter)},
-             letter === "\n" || letter === "\t" ? letter : null));
+          el("span", {class: "sign", "data-sign": unseenSign(letter)}, stays ? letter : null));
     } else {
       plain += letter;
     }
