@@ -43,6 +43,7 @@ std::vector<ModelConfig> load_configs(const std::vector<std::string>& paths, con
 void add_check(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_curves(CLI::App& app);
+void add_report(CLI::App& app);
 void add_golden(CLI::App& app);
 void add_run(CLI::App& app);
 void add_cost(CLI::App& app);
