@@ -62,6 +62,13 @@ TEST(EvalFolder, RefusesAnotherEvaluation) {
   EXPECT_TRUE(folder.done().empty());
 }
 
+TEST(EvalFolder, WhatIsFoundOfModelsGoesToEach) {
+  const json models = {{{"name", "a"}}, {{"name", "b"}}};
+  const EvalFolder folder("", {{"kind", "test"}, {"models", models}});
+  const json result = folder.finish({{"models", {{{"ppl", 1}}, {{"ppl", 2}}}}});
+  EXPECT_EQ(result.at("models").at(1), (json{{"name", "b"}, {"ppl", 2}}));
+}
+
 TEST(EvalFolder, WithoutAPathNothingIsKept) {
   EvalFolder folder("", about());
   folder.add({{"n", 1}});

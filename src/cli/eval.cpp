@@ -7,6 +7,7 @@
 #include "cli/open.h"
 #include "eval/recall.h"
 #include "model/checkpoint.h"
+#include "report/gather.h"
 #include "text/recall_tokenizer.h"
 #include "train/run_folder.h"
 
@@ -140,7 +141,13 @@ void finish_eval(const Common& common, const EvalArguments& a, const EvalFolder*
                  const nlohmann::json& result) {
   const nlohmann::json whole = folder->finish(result);
   if (folder->keeps()) {
-    say(common, fmt::format("written to {}\n", a.out));
+    const std::string out[] = {a.out};
+    report::Page page(fmt::format("{}: {}", whole.at("kind").get<std::string>(),
+                                  whole.at("models").at(0).at("name").get<std::string>()));
+    report::draw(&page, report::gather(out));
+    page.write(folder->path() / "report.html");
+    say(common, fmt::format("written to {}, with a page: {}\n", a.out,
+                            (folder->path() / "report.html").string()));
   }
   emit(common, whole);
 }

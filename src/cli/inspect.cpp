@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/inspect.h"
 #include "cli/open.h"
 #include "cli/slots.h"
 
@@ -11,13 +12,18 @@ namespace {
 
 using nlohmann::json;
 
-struct Arguments {
-  std::string session, model, tokenizer, text;
+struct Arguments : ProbeArguments {
+  std::string text;
   std::vector<std::string> slots;
-  int64_t top = 20;
 };
 
 int run_slots(const Arguments& a, const Common& common) {
+  if (!a.prompt.empty()) {
+    require(a.slots.empty() && a.text.empty(), "inspect",
+            "--prompt cannot be together with --slot or --text");
+    return run_probe(a, common);
+  }
+  require(!a.session.empty(), "inspect", "give --session");
   const SessionOnDisk disk(a.session, a.model, a.tokenizer, false, common);
   const Session& session = disk.session;
   const ModelConfig& config = disk.open.model->config();
@@ -84,17 +90,21 @@ void add_inspect(CLI::App& app) {
   inspect->require_subcommand(1);
   auto a = std::make_shared<Arguments>();
   CLI::App* slots = inspect->add_subcommand(
-      "slots", "What text wrote which slot of a session's memory: the last writes of each");
-  slots->add_option("--session", a->session, "The session's file")->type_name("FILE")->required();
+      "slots",
+      "What text wrote which slot of a session's memory; with --prompt, which slots tokens are "
+      "made from");
+  slots->add_option("--session", a->session, "The session's file")->type_name("FILE");
   slots->add_option("--slot", a->slots, "A slot, as in 1:4711; left out, those written last")
       ->type_name("LAYER:SLOT")
       ->take_all()
       ->expected(1);
   slots->add_option("--text", a->text, "Slots that this text wrote")->type_name("TEXT");
-  slots->add_option("--top", a->top, "Slots to show")
+  slots->add_option("--top", a->top, "Slots to show; with --prompt, for each token")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
-  add_model_options(slots, ModelOption::kMoved, &a->model, &a->tokenizer);
+  add_probe_options(slots, a.get());
+  add_model_options(slots, ModelOption::kOrSession, &a->model, &a->tokenizer);
+  add_inspect_gates(inspect);
   command(slots, [a](const Common& common) { return run_slots(*a, common); });
 }
 

@@ -5,9 +5,7 @@
 #include "base/error.h"
 
 namespace fwpkm::cli {
-namespace {
 
-// Bytes of tokens as valid UTF-8 on one line.
 std::string readable(std::span<const int32_t> tokens, const OpenModel& open) {
   StreamDecoder decoder(open.tokenizer);
   std::string text;
@@ -29,8 +27,6 @@ std::string readable(std::span<const int32_t> tokens, const OpenModel& open) {
   }
   return line;
 }
-
-}  // namespace
 
 std::pair<int, int32_t> parse_slot(const std::string& text) {
   int layer = -1;

@@ -123,7 +123,15 @@ void EvalFolder::add(json line) {
 json EvalFolder::finish(const json& result) const {
   json whole = about_;
   whole["version"] = FWPKM_VERSION;
-  whole.update(result);
+  for (const auto& [key, value] : result.items()) {
+    if (key != "models" || !about_.contains(key)) {
+      whole[key] = value;
+      continue;
+    }
+    for (size_t m = 0; m < value.size(); ++m) {
+      whole[key].at(m).update(value.at(m));
+    }
+  }
   if (keeps()) {
     write_text_atomic(path_ / "result.json", whole.dump(1) + "\n");
   }

@@ -34,7 +34,8 @@ class EvalFolder {
   void add(nlohmann::json line);
   // Forgets all lines but the first `count`.
   void keep_lines(size_t count);
-  // Puts what was evaluated before the result, writes result.json, and gives the whole back.
+  // Puts what was evaluated before the result, writes result.json, and gives the whole back. What
+  // the result says of "models" goes to what is known of each.
   nlohmann::json finish(const nlohmann::json& result) const;
 
  private:

@@ -1,8 +1,7 @@
 #include "report/draw.h"
 
-#include <array>
-
 #include "base/error.h"
+#include "report/kinds.h"
 
 namespace fwpkm::report {
 namespace {
@@ -14,7 +13,10 @@ struct Drawing {
 };
 
 // One line for each kind.
-constexpr std::array<Drawing, 0> kDrawings = {};
+constexpr Drawing kDrawings[] = {
+    {"ppl", "Perplexity", draw_ppl},
+    {"continual", "Continual learning", draw_continual},
+};
 
 // Single values as settings, and the whole as a tree.
 void draw_unknown(Page* page, const std::string& kind, std::span<const Result> results) {

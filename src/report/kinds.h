@@ -1,0 +1,13 @@
+// The drawing functions of draw.cpp's table, one for each kind of result.
+#pragma once
+
+#include <span>
+
+#include "report/draw.h"
+
+namespace fwpkm::report {
+
+void draw_ppl(Page* page, std::span<const Result> results);
+void draw_continual(Page* page, std::span<const Result> results);
+
+}  // namespace fwpkm::report
