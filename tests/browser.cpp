@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -134,7 +135,6 @@ Browser::Browser() : folder_(std::make_unique<TempDir>()) {
   ::close(answers.write);
   to_ = commands.write;
   from_ = answers.read;
-  ::signal(SIGPIPE, SIG_IGN);  // a browser that died is an Error with a message
   try {
     const Json target = call("Target.createTarget", {{"url", "about:blank"}}, false);
     session_ = call("Target.attachToTarget",
@@ -201,11 +201,17 @@ Json Browser::call(const std::string& method, const Json& params, bool to_page) 
     message["sessionId"] = session_;
   }
   const std::string text = message.dump() + '\0';
-  for (size_t sent = 0; sent < text.size();) {
-    const ssize_t size = ::write(to_, text.data() + sent, text.size() - sent);
-    require(size > 0, "browser", "it takes no command ({}): {}", method, std::strerror(errno));
-    sent += static_cast<size_t>(size);
+  // A browser that died is an Error with a message, not a signal.
+  const auto before = ::signal(SIGPIPE, SIG_IGN);
+  size_t sent = 0;
+  ssize_t size = 1;
+  while (sent < text.size() && size > 0) {
+    size = ::write(to_, text.data() + sent, text.size() - sent);
+    sent += static_cast<size_t>(std::max<ssize_t>(size, 0));
   }
+  const int error = errno;
+  ::signal(SIGPIPE, before);
+  require(size > 0, "browser", "it takes no command ({}): {}", method, std::strerror(error));
   const double deadline = now_seconds() + kPatience;
   while (true) {
     const Json answer = receive(deadline, method);
