@@ -123,9 +123,10 @@ Browser::Browser() : folder_(std::make_unique<TempDir>()) {
     // A group of its own, to end all its processes at once; and none stays if the test dies.
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    if (::getppid() == parent && ::dup2(commands.read, 3) == 3 && ::dup2(answers.write, 4) == 4 &&
-        ::dup2(output, 1) == 1 && ::dup2(output, 2) == 2) {
+    // The log goes to its places first: it may have been opened as 3 or 4, which the pipes take.
+    const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (::getppid() == parent && ::dup2(output, 1) == 1 && ::dup2(output, 2) == 2 &&
+        ::dup2(commands.read, 3) == 3 && ::dup2(answers.write, 4) == 4) {
       ::execv(program.c_str(), const_cast<char* const*>(arguments.data()));
     }
     ::_exit(127);
