@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -122,9 +123,10 @@ Browser::Browser() : folder_(std::make_unique<TempDir>()) {
     // A group of its own, to end all its processes at once; and none stays if the test dies.
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    if (::getppid() == parent && ::dup2(commands.read, 3) == 3 && ::dup2(answers.write, 4) == 4 &&
-        ::dup2(output, 1) == 1 && ::dup2(output, 2) == 2) {
+    // The log goes to its places first: it may have been opened as 3 or 4, which the pipes take.
+    const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (::getppid() == parent && ::dup2(output, 1) == 1 && ::dup2(output, 2) == 2 &&
+        ::dup2(commands.read, 3) == 3 && ::dup2(answers.write, 4) == 4) {
       ::execv(program.c_str(), const_cast<char* const*>(arguments.data()));
     }
     ::_exit(127);
@@ -134,7 +136,6 @@ Browser::Browser() : folder_(std::make_unique<TempDir>()) {
   ::close(answers.write);
   to_ = commands.write;
   from_ = answers.read;
-  ::signal(SIGPIPE, SIG_IGN);  // a browser that died is an Error with a message
   try {
     const Json target = call("Target.createTarget", {{"url", "about:blank"}}, false);
     session_ = call("Target.attachToTarget",
@@ -201,11 +202,17 @@ Json Browser::call(const std::string& method, const Json& params, bool to_page) 
     message["sessionId"] = session_;
   }
   const std::string text = message.dump() + '\0';
-  for (size_t sent = 0; sent < text.size();) {
-    const ssize_t size = ::write(to_, text.data() + sent, text.size() - sent);
-    require(size > 0, "browser", "it takes no command ({}): {}", method, std::strerror(errno));
-    sent += static_cast<size_t>(size);
+  // A browser that died is an Error with a message, not a signal.
+  const auto before = ::signal(SIGPIPE, SIG_IGN);
+  size_t sent = 0;
+  ssize_t size = 1;
+  while (sent < text.size() && size > 0) {
+    size = ::write(to_, text.data() + sent, text.size() - sent);
+    sent += static_cast<size_t>(std::max<ssize_t>(size, 0));
   }
+  const int error = errno;
+  ::signal(SIGPIPE, before);
+  require(size > 0, "browser", "it takes no command ({}): {}", method, std::strerror(error));
   const double deadline = now_seconds() + kPatience;
   while (true) {
     const Json answer = receive(deadline, method);
