@@ -47,6 +47,9 @@ void say(const Common& common, const std::string& text) {
 }
 
 void emit(const Common& common, const nlohmann::json& results) {
+  if (common.part) {
+    return;
+  }
   if (common.json.empty()) {
     return;
   }

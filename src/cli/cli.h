@@ -20,6 +20,7 @@ struct Common {
   std::string device = "cpu";          // --device
   int threads = 0;                     // --threads
   std::vector<std::string> overrides;  // --set key=value
+  bool part = false;                   // of another command, which emits the results
 
   Device parsed_device() const { return Device::parse(device); }
 };

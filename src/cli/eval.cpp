@@ -185,6 +185,7 @@ void add_eval(CLI::App& app) {
   command(recall, [a](const Common& common) { return run_recall(*a, common); });
   add_eval_ppl(eval);
   add_eval_continual(eval);
+  add_eval_ablate(eval);
 }
 
 }  // namespace fwpkm::cli

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cli/cli.h"
 #include "eval/folder.h"
+#include "eval/ppl.h"
 
 namespace fwpkm::cli {
 
@@ -19,7 +21,18 @@ void add_eval_options(CLI::App* sub, EvalArguments* a);
 void finish_eval(const Common& common, const EvalArguments& a, const EvalFolder* folder,
                  const nlohmann::json& result);
 
+struct PplArguments {
+  EvalArguments eval;
+  std::string against;
+  std::vector<std::string> data;
+  std::string reset = "never", reset_mixers = "auto";
+  int64_t segment = 0;
+  PplOptions options;
+};
+int run_ppl(PplArguments a, const Common& common);
+
 void add_eval_ppl(CLI::App* eval);
+void add_eval_ablate(CLI::App* eval);
 void add_eval_continual(CLI::App* eval);
 
 }  // namespace fwpkm::cli

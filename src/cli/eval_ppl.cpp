@@ -14,15 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-struct PplArguments {
-  EvalArguments eval;
-  std::string against;
-  std::vector<std::string> data;
-  std::string reset = "never", reset_mixers = "auto";
-  int64_t segment = 0;
-  PplOptions options;
-};
-
 // Attention that sees everything cannot read without end.
 std::string usual_reset(std::span<const std::shared_ptr<const Model>> models) {
   for (const auto& model : models) {
@@ -32,6 +23,8 @@ std::string usual_reset(std::span<const std::shared_ptr<const Model>> models) {
   }
   return "never";
 }
+
+}  // namespace
 
 int run_ppl(PplArguments a, const Common& common) {
   std::vector<OpenModel> open = {open_model(a.eval.model, a.eval.tokenizer, common)};
@@ -60,10 +53,12 @@ int run_ppl(PplArguments a, const Common& common) {
   }
   Progress bar("ppl");
   const double start = now_seconds();
-  int64_t first = -1;
+  int64_t first = 0;
+  for (const json& line : folder.done()) {
+    first += line.at("tokens").get<int64_t>();
+  }
   const json result =
       evaluate_ppl(models, &data, a.options, &folder, [&](double done, int64_t tokens) {
-        first = first < 0 ? tokens : first;
         bar.update(done,
                    fmt::format("{} tokens, {:.0f} tokens/s", tokens,
                                static_cast<double>(tokens - first) / (now_seconds() - start)));
@@ -110,6 +105,8 @@ int run_ppl(PplArguments a, const Common& common) {
   finish_eval(common, a.eval, &folder, result);
   return 0;
 }
+
+namespace {
 
 struct ContinualArguments {
   EvalArguments eval;

@@ -2,28 +2,18 @@
 #include <cmath>
 #include <csignal>
 #include <memory>
-#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/progress.h"
 #include "cli/cli.h"
+#include "cli/train.h"
 #include "session/session.h"
 #include "text/data_spec.h"
 #include "train/memory_plan.h"
-#include "train/trainer.h"
 
 namespace fwpkm::cli {
 namespace {
-
-struct Arguments {
-  std::string config, out, tokenizer, order = "shuffled";
-  std::optional<std::string> prompt;
-  std::vector<std::string> data, valid;
-  TrainOptions options;
-  int64_t steps = 0, batch = 0, micro = 0, seq = 0, seed = -1, sample_tokens = 160;
-  double lr = 0;
-};
 
 std::atomic<bool> interrupted = false;
 
@@ -33,8 +23,9 @@ void on_signal(int) {
   }
 }
 
-// The config with the command line's settings in it.
-ModelConfig configured(const Arguments& a, const Common& common) {
+}  // namespace
+
+ModelConfig configured(const TrainArguments& a, const Common& common) {
   std::vector<std::string> overrides = common.overrides;
   const auto set = [&](const char* key, auto value) {
     overrides.push_back(fmt::format("{}={}", key, value));
@@ -61,8 +52,10 @@ ModelConfig configured(const Arguments& a, const Common& common) {
   return load_config(a.config, overrides);
 }
 
+namespace {
+
 // What samples begin with.
-std::vector<int32_t> sample_prompt(const Tokenizer& tokenizer, const Arguments& a) {
+std::vector<int32_t> sample_prompt(const Tokenizer& tokenizer, const TrainArguments& a) {
   std::vector<int32_t> tokens =
       tokenizer.encode(a.prompt.value_or(tokenizer.kind() == "recall" ? "fact" : "The "));
   if (tokens.empty()) {
@@ -88,7 +81,9 @@ std::string sample_text(const Model& model, const Tokenizer& tokenizer, std::vec
   return text;
 }
 
-int run(const Arguments& a, const Common& common) {
+}  // namespace
+
+int run_train(const TrainArguments& a, const Common& common) {
   const ModelConfig config = configured(a, common);
   const Device device = common.parsed_device();
   const TrainConfig& t = config.train;
@@ -146,8 +141,8 @@ int run(const Arguments& a, const Common& common) {
   say(common,
       fmt::format("{}: {} steps of {} rows of {} tokens\n{}", config.name, t.steps, t.batch, t.seq,
                   describe(plan_memory(config, device, t.micro(), t.seq), t.micro())));
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  const auto before_interrupt = std::signal(SIGINT, on_signal);
+  const auto before_end = std::signal(SIGTERM, on_signal);
   Progress bar("train");
   TrainEvents events;
   events.step = [&](int64_t step, int64_t steps, double loss, double speed,
@@ -162,6 +157,8 @@ int run(const Arguments& a, const Common& common) {
   };
   events.stop = [] { return interrupted.load(); };
   const TrainResult result = train(config, device, options, std::move(training), events);
+  std::signal(SIGINT, before_interrupt);
+  std::signal(SIGTERM, before_end);
   bar.finish();
   if (std::isnan(result.loss)) {
     say(common,
@@ -187,19 +184,11 @@ int run(const Arguments& a, const Common& common) {
   return result.stopped ? 130 : 0;
 }
 
-}  // namespace
-
-void add_train(CLI::App& app) {
-  auto a = std::make_shared<Arguments>();
-  CLI::App* sub = app.add_subcommand("train", "Train a model; Ctrl-C saves and leaves");
-  sub->add_option("--config", a->config, "Config file")->type_name("FILE")->required();
+void add_train_options(CLI::App* sub, TrainArguments* a) {
   sub->add_option("--data", a->data,
                   "What to train on: builtin, builtin:recall or encoded corpora (`fwpkm data "
                   "encode`); NAME@WEIGHT sets its share")
       ->type_name("NAME...")
-      ->required();
-  sub->add_option("--out", a->out, "Folder for checkpoints and metrics.jsonl")
-      ->type_name("DIR")
       ->required();
   sub->add_option("--valid", a->valid,
                   "Held-out data for validation; the built-in corpora bring their own")
@@ -207,8 +196,6 @@ void add_train(CLI::App& app) {
   sub->add_option("--tokenizer", a->tokenizer,
                   "bytes or a SentencePiece model; encoded and built-in corpora bring their own")
       ->type_name("NAME");
-  sub->add_flag("--resume", a->options.resume,
-                "Go on from the newest checkpoint in --out; start over if there is none");
   const auto count = CLI::Range(int64_t{1}, int64_t{1} << 40);
   sub->add_option("--steps", a->steps, "Steps in all (train.steps)")->check(count);
   sub->add_option("--batch", a->batch, "Sequences in a step (train.batch)")->check(count);
@@ -223,24 +210,37 @@ void add_train(CLI::App& app) {
                   "shuffled: packed sequences; streams: a row goes on with its document")
       ->check(CLI::IsMember({"shuffled", "streams"}))
       ->capture_default_str();
-  sub->add_option("--save-every", a->options.save_every, "Steps between checkpoints")
-      ->check(count)
-      ->capture_default_str();
-  sub->add_option("--keep", a->options.keep, "Newest checkpoints to keep, beside the best")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
   sub->add_option("--valid-every", a->options.valid_every, "Steps between validations; 0: never")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
   sub->add_option("--valid-batches", a->options.valid_batches, "Batches in a validation")
       ->check(count)
       ->capture_default_str();
+}
+
+void add_train(CLI::App& app) {
+  auto a = std::make_shared<TrainArguments>();
+  CLI::App* sub = app.add_subcommand("train", "Train a model; Ctrl-C saves and leaves");
+  sub->add_option("--config", a->config, "Config file")->type_name("FILE")->required();
+  sub->add_option("--out", a->out, "Folder for checkpoints and metrics.jsonl")
+      ->type_name("DIR")
+      ->required();
+  add_train_options(sub, a.get());
+  sub->add_flag("--resume", a->options.resume,
+                "Go on from the newest checkpoint in --out; start over if there is none");
+  const auto count = CLI::Range(int64_t{1}, int64_t{1} << 40);
+  sub->add_option("--save-every", a->options.save_every, "Steps between checkpoints")
+      ->check(count)
+      ->capture_default_str();
+  sub->add_option("--keep", a->options.keep, "Newest checkpoints to keep, beside the best")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   sub->add_option("--sample-every", a->options.sample_every, "Steps between samples; 0: never")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
   sub->add_option("--prompt", a->prompt,
                   "What samples begin with; by default \"The \", on builtin:recall \"fact\"");
-  command(sub, [a](const Common& common) { return run(*a, common); });
+  command(sub, [a](const Common& common) { return run_train(*a, common); });
 }
 
 }  // namespace fwpkm::cli

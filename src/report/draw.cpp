@@ -14,6 +14,7 @@ struct Drawing {
 
 // One line for each kind.
 constexpr Drawing kDrawings[] = {
+    {"ablate", "Models side by side", draw_ablate},
     {"ppl", "Perplexity", draw_ppl},
     {"continual", "Continual learning", draw_continual},
 };
