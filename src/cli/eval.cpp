@@ -15,7 +15,7 @@ namespace fwpkm::cli {
 namespace {
 
 struct RecallArguments {
-  std::string model;
+  EvalArguments eval;
   RecallOptions options;
 };
 
@@ -28,8 +28,12 @@ nlohmann::json number(const RecallShare& share) {
 }
 
 int run_recall(const RecallArguments& a, const Common& common) {
-  const auto model =
-      load_model(find_model(a.model), common.parsed_device(), false, common.overrides);
+  const auto folder_of_model = find_model(a.eval.model);
+  const auto model = load_model(folder_of_model, common.parsed_device(), false, common.overrides);
+  // It takes seconds, so it begins anew each time.
+  const EvalFolder folder(
+      a.eval.out, {{"kind", "recall"}, {"models", {about_evaluated(*model, folder_of_model)}}},
+      true);
   Progress bar("recall");
   const RecallResult r = evaluate_recall(*model, a.options, [&](double done) {
     bar.update(done, fmt::format("{} sequences", a.options.sequences));
@@ -110,20 +114,21 @@ int run_recall(const RecallArguments& a, const Common& common) {
   if (!r.by_readings.empty()) {
     say(common, fmt::format("\nAll facts read first, then all questions:\n\n{}", table(readings)));
   }
-  emit(common, {{"name", model->config().name},
-                {"sequences", a.options.sequences},
-                {"freeze", a.options.freeze},
-                {"window", r.window < 0 ? nlohmann::json(nullptr) : nlohmann::json(r.window)},
-                {"chunk", r.chunk},
-                {"chance", r.chance},
-                {"recall_beyond_window", number(r.beyond_window)},
-                {"questions_beyond_window", r.beyond_window.questions},
-                {"recall_not_written", number(r.not_written)},
-                {"recall_within_window", number(r.within_window)},
-                {"by_distance", distances},
-                {"examples", examples},
-                {"memory", memory},
-                {"by_readings", by_readings}});
+  finish_eval(common, a.eval, &folder,
+              {{"name", model->config().name},
+               {"sequences", a.options.sequences},
+               {"freeze", a.options.freeze},
+               {"window", r.window < 0 ? nlohmann::json(nullptr) : nlohmann::json(r.window)},
+               {"chunk", r.chunk},
+               {"chance", r.chance},
+               {"recall_beyond_window", number(r.beyond_window)},
+               {"questions_beyond_window", r.beyond_window.questions},
+               {"recall_not_written", number(r.not_written)},
+               {"recall_within_window", number(r.within_window)},
+               {"by_distance", distances},
+               {"examples", examples},
+               {"memory", memory},
+               {"by_readings", by_readings}});
   return 0;
 }
 
@@ -158,9 +163,10 @@ void add_eval(CLI::App& app) {
   auto a = std::make_shared<RecallArguments>();
   CLI::App* recall = eval->add_subcommand(
       "recall", "How many facts of builtin:recall a model tells again, by distance and readings");
-  recall->add_option("--model", a->model, "Model folder, or the folder of a run")
+  recall->add_option("--model", a->eval.model, "A model folder, or the --out of a training run")
       ->type_name("DIR")
       ->required();
+  recall->add_option("--out", a->eval.out, "Folder for the result and a page")->type_name("DIR");
   recall
       ->add_option("--readings", a->options.readings,
                    "How often facts are read before the questions; several, as in 1,2,4")

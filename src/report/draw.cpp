@@ -15,6 +15,7 @@ struct Drawing {
 // One line for each kind.
 constexpr Drawing kDrawings[] = {
     {"ablate", "Models side by side", draw_ablate},
+    {"recall", "Recall of facts", draw_recall},
     {"ppl", "Perplexity", draw_ppl},
     {"continual", "Continual learning", draw_continual},
 };

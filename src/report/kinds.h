@@ -9,6 +9,7 @@ namespace fwpkm::report {
 
 void draw_ppl(Page* page, std::span<const Result> results);
 void draw_ablate(Page* page, std::span<const Result> results);
+void draw_recall(Page* page, std::span<const Result> results);
 void draw_continual(Page* page, std::span<const Result> results);
 
 }  // namespace fwpkm::report
