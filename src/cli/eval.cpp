@@ -157,6 +157,9 @@ void add_eval(CLI::App& app) {
   recall->add_option("--seed", a->options.seed, "Seed of the corpus, as in training")
       ->capture_default_str();
   command(recall, [a](const Common& common) { return run_recall(*a, common); });
+
+  add_eval_niah(eval);
+  add_eval_longbench(eval);
 }
 
 }  // namespace fwpkm::cli
