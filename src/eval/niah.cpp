@@ -40,6 +40,11 @@ struct Plan {
 };
 
 Plan make_plan(const NiahOptions& options, const Tokenizer& tokenizer) {
+  const auto& readings = options.readings;
+  require(!readings.empty() && *std::min_element(readings.begin(), readings.end()) > 0, kTag,
+          "numbers of readings must be given, and be at least 1");
+  require(!options.carry || options.batch <= 1, kTag,
+          "batch={} cannot be with memories that are carried from sample to sample", options.batch);
   Plan plan;
   HaystackReader reader(options.data);
   Haystack h;
@@ -163,22 +168,14 @@ void ask(std::span<const Session> sessions, std::span<Sample> samples, int64_t r
   const auto said = say_greedily(std::move(asked), samples, tokenizer);
   for (size_t i = 0; i < samples.size(); ++i) {
     const Haystack& h = samples[i].haystack;
-    size_t right = 0;
-    for (size_t c = 0; c < h.answer.size(); ++c) {
-      right += c < said[i].size() && said[i][c] == h.answer[c] ? 1 : 0;
-    }
-    bool likeliest = true;
     const auto own = static_cast<size_t>(&h.asked() - h.needles.data());
-    for (size_t c = 0; c < losses[i].size(); ++c) {
-      likeliest = likeliest && (c == own || losses[i][own] < losses[i][c]);
-    }
-    samples[i].answers.push_back(
-        {{"readings", readings},
-         {"said", said[i]},
-         {"exact", right == h.answer.size()},
-         {"digit", static_cast<double>(right) / static_cast<double>(h.answer.size())},
-         {"candidate", likeliest},
-         {"losses", losses[i]}});
+    const NiahScore score = judge_answer(said[i], h.answer, losses[i], own);
+    samples[i].answers.push_back({{"readings", readings},
+                                  {"said", said[i]},
+                                  {"exact", score.exact},
+                                  {"digit", score.digit},
+                                  {"candidate", score.candidate},
+                                  {"losses", losses[i]}});
   }
 }
 
@@ -195,11 +192,6 @@ class Evaluation {
         folder_(options.out, about_all(about), options.start_over),
         learns_(!options.freeze && learns_by_reading(open_(0)->config())) {
     readings_.insert(options.readings.begin(), options.readings.end());
-    require(!readings_.empty() && *readings_.begin() > 0, kTag,
-            "numbers of readings must be given, and be at least 1");
-    require(!options.carry || options.batch <= 1, kTag,
-            "batch={} cannot be with memories that are carried from sample to sample",
-            options.batch);
   }
 
   json run() {
@@ -411,6 +403,21 @@ class Evaluation {
 };
 
 }  // namespace
+
+NiahScore judge_answer(std::string_view said, std::string_view answer,
+                       std::span<const double> losses, size_t own) {
+  NiahScore score;
+  for (size_t i = 0; i < answer.size(); ++i) {
+    score.digit += i < said.size() && said[i] == answer[i] ? 1 : 0;
+  }
+  score.digit /= static_cast<double>(answer.size());
+  score.exact = said.starts_with(answer);
+  score.candidate = true;
+  for (size_t c = 0; c < losses.size(); ++c) {
+    score.candidate = score.candidate && (c == own || losses[own] < losses[c]);
+  }
+  return score;
+}
 
 json evaluate_niah(const ModelWithChunk& open, const std::shared_ptr<const Tokenizer>& tokenizer,
                    const json& about, const NiahOptions& options,

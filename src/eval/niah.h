@@ -30,6 +30,15 @@ struct NiahOptions {
   bool start_over = false;
 };
 
+struct NiahScore {
+  bool exact = false, candidate = false;
+  double digit = 0;
+};
+// What an answer is worth. `losses`: how unlikely each needle's value is; the right one is number
+// `own`. A tie is not found.
+NiahScore judge_answer(std::string_view said, std::string_view answer,
+                       std::span<const double> losses, size_t own);
+
 // Bins of depth in the results.
 inline constexpr int kDepthBins = 10;
 

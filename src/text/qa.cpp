@@ -32,7 +32,7 @@ QaReader::QaReader(const std::filesystem::path& path) : lines_(path, kTag), path
 bool QaReader::next(QaDocument* document) {
   nlohmann::json object;
   if (!lines_.next(&object)) {
-    require(lines_.line() > 0, kTag, "'{}' holds no document", path_.string());
+    require(documents_ > 0, kTag, "'{}' holds no document", path_.string());
     return false;
   }
   QaDocument d;
@@ -60,6 +60,7 @@ bool QaReader::next(QaDocument* document) {
     }
   }
   *document = std::move(d);
+  ++documents_;
   return true;
 }
 

@@ -36,6 +36,7 @@ class QaReader {
  private:
   JsonLines lines_;
   std::filesystem::path path_;
+  int64_t documents_ = 0;
 };
 
 }  // namespace fwpkm
