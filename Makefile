@@ -31,11 +31,13 @@ debug: deps ## build/debug/fwpkm, for the debugger
 	@$(call COMPILE,debug) --target fwpkm
 
 test: build ## build, then run all tests
+	@scripts/deps.sh test
 	@$(call COMPILE,release)
 	@ctest --preset release
 
 test-extra: test-cases ## all tests again, with the address and undefined-behaviour sanitizers; many cases; some fuzzing
 	@scripts/deps.sh sanitize
+	@scripts/deps.sh test
 	@$(call CONFIGURE,sanitize)
 	@$(call COMPILE,sanitize)
 	@ctest --preset sanitize
@@ -54,9 +56,9 @@ fuzz: deps ## fuzz the readers of files, SECONDS=n for each of TARGETS (all)
 demo: build ## build, then show what the program does
 	@scripts/demo.sh
 
-format: ## clang-format all C++ files in place
+format: ## clang-format all C++ and JavaScript files in place
 	@scripts/deps.sh format
-	@find src tests examples fuzz -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
+	@find src tests examples fuzz -name '*.cpp' -o -name '*.js' -o -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs clang-format -i
 
 lint: deps ## clang-tidy all C++ files; slow, by hand only
 	@scripts/deps.sh lint

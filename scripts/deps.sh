@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes sure that the Debian packages for a step are there, and installs them if that needs no password.
-#   scripts/deps.sh [build|sanitize|format|lint]
-# FWPKM_DEPS=off skips the check, for those who have the libraries from elsewhere.
+#   scripts/deps.sh [build|test|sanitize|format|lint]
+# FWPKM_DEPS=off skips the check, for those who have the libraries from elsewhere. FWPKM_BROWSER=off does without the
+# browser, as the tests then do.
 set -euo pipefail
 
 step=${1:-build}
-# Tools count as present if they can be called, wherever they came from: "command=package".
+# Tools count as present if they can be called, wherever they came from: "command=package"; of "a|b=package" one will do.
 case $step in
   build)
     tools=("g++=g++" cmake=cmake ninja=ninja-build)
@@ -13,23 +14,30 @@ case $step in
     libraries=(libdnnl-dev ocl-icd-opencl-dev libhwy-dev libcli11-dev libfmt-dev
       nlohmann-json3-dev libgtest-dev libsentencepiece-dev zlib1g-dev libzstd-dev)
     ;;
+  # A browser without windows, in which the tests open report pages.
+  test) tools=("chromium-headless-shell|chromium=chromium-headless-shell") libraries=() ;;
   # clang for its fuzzer, which GCC has not; the OpenMP library has to be clang's, too.
   sanitize) tools=("clang++=clang") libraries=(libclang-rt-dev libomp-dev) ;;
   format) tools=(clang-format=clang-format) libraries=() ;;
   lint) tools=(run-clang-tidy=clang-tidy) libraries=() ;;
   *)
-    echo "[deps] step '$step' is unknown; use build, sanitize, format or lint" >&2
+    echo "[deps] step '$step' is unknown; use build, test, sanitize, format or lint" >&2
     exit 2
     ;;
 esac
 
-if [[ ${FWPKM_DEPS:-} == off ]]; then
+if [[ ${FWPKM_DEPS:-} == off || ($step == test && ${FWPKM_BROWSER:-} == off) ]]; then
   exit 0
 fi
 
 missing=()
 for tool in "${tools[@]}"; do
-  if ! command -v "${tool%%=*}" >/dev/null; then
+  found=
+  IFS='|' read -ra names <<<"${tool%%=*}"
+  for name in "${names[@]}"; do
+    found+=$(command -v "$name" || true)
+  done
+  if [[ ! $found ]]; then
     missing+=("${tool#*=}")
   fi
 done

@@ -45,6 +45,7 @@ void add_eval(CLI::App& app);
 void add_eval_niah(CLI::App* eval);
 void add_eval_longbench(CLI::App* eval);
 void add_curves(CLI::App& app);
+void add_report(CLI::App& app);
 void add_golden(CLI::App& app);
 void add_run(CLI::App& app);
 void add_cost(CLI::App& app);

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <memory>
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "train/metrics.h"
 
 namespace fwpkm::cli {
 namespace {
@@ -20,24 +20,13 @@ struct Arguments {
 using Curve = std::map<int64_t, double>;
 
 Curve read_curve(const std::string& run, const std::string& key) {
-  const std::filesystem::path path = std::filesystem::path(run) / "metrics.jsonl";
-  std::ifstream file(path);
-  require(static_cast<bool>(file), "curves", "cannot read {}; give folders of training runs",
-          path.string());
   Curve curve;
-  std::string text;
-  for (int64_t number = 1; std::getline(file, text); ++number) {
-    const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
-    if (line.is_discarded() && file.peek() == EOF) {
-      break;  // a line that a running or killed program has not finished
-    }
-    require(line.is_object() && line.contains("step") && line["step"].is_number_integer(), "curves",
-            "{}: line {} is not a line of metrics", path.string(), number);
+  read_metrics(run, [&](int64_t step, const nlohmann::json& line) {
     if (line.contains(key) && line[key].is_number()) {
-      curve[line["step"].get<int64_t>()] = line[key].get<double>();
+      curve[step] = line[key].get<double>();
     }
-  }
-  require(!curve.empty(), "curves", "{} has no number '{}'; try --key loss", path.string(), key);
+  });
+  require(!curve.empty(), "curves", "the run in {} has no number '{}'; try --key loss", run, key);
   return curve;
 }
 

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   cli::add_inspect(app);
   cli::add_eval(app);
   cli::add_curves(app);
+  cli::add_report(app);
   cli::add_model(app);
   cli::add_cost(app);
   cli::add_config(app);

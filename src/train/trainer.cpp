@@ -91,7 +91,8 @@ void Trainer::start() {
 }
 
 nlohmann::json Trainer::state() const {
-  return {{"step", done_},
+  return {{"version", FWPKM_VERSION},
+          {"step", done_},
           {"best_step", best_step_},
           {"best_loss", std::isfinite(best_loss_) ? nlohmann::json(best_loss_) : nullptr},
           {"data", data_.train->state()}};

@@ -1,0 +1,66 @@
+# Makes a C++ file with the style sheet and the script of report pages:
+#   cmake -D OUTPUT=assets.cpp -D STYLES=a.css,b.css -D SCRIPTS=a.js,b.js -P embed_report.cmake
+# The files become one style sheet and one script, in their order; the script is the body of one function. Both come with
+# their hashes in the form that a content security policy takes, so that a page runs this script and no other.
+
+# The base64 form of a string of hexadecimal digits.
+function(base64 hex out)
+  set(alphabet "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+  set(text "")
+  string(LENGTH "${hex}" digits)
+  set(at 0)
+  while(at LESS digits)
+    string(SUBSTRING "${hex}" ${at} 6 part)
+    string(LENGTH "${part}" have)
+    string(SUBSTRING "${part}000000" 0 6 part)
+    math(EXPR bits "0x${part}")
+    foreach(shift 18 12 6 0)
+      math(EXPR index "(${bits} >> ${shift}) & 63")
+      string(SUBSTRING "${alphabet}" ${index} 1 letter)
+      string(APPEND text "${letter}")
+    endforeach()
+    # Two digits of a last part make two letters, four make three.
+    if(have LESS 6)
+      math(EXPR missing "(6 - ${have}) / 2")
+      string(LENGTH "${text}" length)
+      math(EXPR length "${length} - ${missing}")
+      string(SUBSTRING "${text}" 0 ${length} text)
+      string(SUBSTRING "==" 0 ${missing} padding)
+      string(APPEND text "${padding}")
+    endif()
+    math(EXPR at "${at} + 6")
+  endwhile()
+  set(${out} "${text}" PARENT_SCOPE)
+endfunction()
+
+# All files in one, in `out`.
+function(join_files list out)
+  string(REPLACE "," ";" list "${list}")
+  set(all "")
+  foreach(file IN LISTS list)
+    file(READ "${file}" content)
+    foreach(bad "</script" "</style" "<!--" ")fwpkm\"")
+      string(FIND "${content}" "${bad}" at)
+      if(NOT at EQUAL -1)
+        message(FATAL_ERROR "${file} has '${bad}' in it, which cannot stand inside a page")
+      endif()
+    endforeach()
+    string(APPEND all "${content}")
+  endforeach()
+  set(${out} "${all}" PARENT_SCOPE)
+endfunction()
+
+join_files("${STYLES}" style)
+join_files("${SCRIPTS}" script)
+set(script "(() => {\n\"use strict\";\n${script}})();\n")
+
+set(code "// Made by cmake/embed_report.cmake.\n#include \"report/assets.h\"\n\nnamespace fwpkm::report {\n")
+foreach(name Style Script)
+  string(TOLOWER ${name} variable)
+  string(SHA256 hash "${${variable}}")
+  base64("${hash}" hash)
+  string(APPEND code "const std::string_view k${name} = R\"fwpkm(${${variable}})fwpkm\";\n"
+    "const std::string_view k${name}Hash = \"sha256-${hash}\";\n")
+endforeach()
+string(APPEND code "}\n")
+file(WRITE "${OUTPUT}" "${code}")
