@@ -356,6 +356,9 @@ TEST(NiahCli, MakesAndEvaluates) {
   EXPECT_EQ(result.at("kind"), "niah");
   EXPECT_NE(first.err.find("guessing"), std::string::npos);
   EXPECT_EQ(done_lines(dir / "out").size(), 4u);
+  const std::string page = read_text(dir / "out" / "report.html");
+  EXPECT_NE(page.find("Needles in haystacks"), std::string::npos);
+  EXPECT_NE(page.find("by depth"), std::string::npos);
   const ProcessResult again = run_program(command);
   EXPECT_EQ(again.out, first.out);
   const ProcessResult other = run_program(command + " --freeze");
@@ -380,6 +383,13 @@ TEST(NiahCli, MakesAndEvaluates) {
   const json all = json::parse(answers.out).at("all");
   EXPECT_EQ(all.at("answer_tokens"), 6);
   EXPECT_EQ(all.at("cut_tokens"), 9);
+  EXPECT_NE(read_text(dir / "long" / "report.html").find("Perplexity of answers"),
+            std::string::npos);
+  // Side by side with another.
+  const ProcessResult report =
+      run_program("report --out " + at("all.html") + " " + dir.path().string());
+  ASSERT_EQ(report.status, 0) << report.err;
+  EXPECT_NE(read_text(dir / "all.html").find("Questions on long documents"), std::string::npos);
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ int run(Arguments a, const Common& common) {
   say(common, fmt::format("{}{}: perplexity of answers\n\n{}",
                           evaluated.about.at("name").get<std::string>(),
                           a.options.freeze ? ", memories frozen" : "", table(rows)));
+  write_page(a.reading.out, result, common);
   emit(common, result);
   return 0;
 }

@@ -47,6 +47,7 @@ int run(Arguments a, const Common& common) {
       fmt::format("{}{}{}\n\n{}", evaluated.about.at("name").get<std::string>(),
                   a.options.freeze ? ", memories frozen" : "",
                   a.options.carry ? ", memories carried from sample to sample" : "", table(rows)));
+  write_page(a.reading.out, result, common);
   emit(common, result);
   return 0;
 }

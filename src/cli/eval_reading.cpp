@@ -6,6 +6,7 @@
 #include "cli/open.h"
 #include "eval/folder.h"
 #include "model/checkpoint.h"
+#include "report/draw.h"
 
 namespace fwpkm::cli {
 
@@ -34,6 +35,19 @@ int64_t parse_chunk(const std::string& text, const std::string& whole) {
   require(error == std::errc() && end == text.data() + text.size() && chunk > 0, "eval",
           "--chunk '{}' is neither {} nor a number of tokens", text, whole);
   return chunk;
+}
+
+void write_page(const std::string& folder, const nlohmann::json& result, const Common& common) {
+  if (folder.empty()) {
+    return;
+  }
+  const auto name = result.at("model").at("name").get<std::string>();
+  report::Page page(name, result.at("kind").get<std::string>());
+  const report::Result drawn[] = {{name, result, folder}};
+  report::draw_results(&page, result.at("kind").get<std::string>(), drawn);
+  const auto path = std::filesystem::path(folder) / "report.html";
+  page.write(path);
+  say(common, fmt::format("\n{}\n", path.string()));
 }
 
 void add_reading_options(CLI::App* app, ReadingArguments* a, const std::string& whole, bool* freeze,

@@ -23,6 +23,9 @@ Evaluated open_evaluated(const ReadingArguments& a, const Common& common);
 // 0 for `whole`, the name of a chunk that holds all of a text.
 int64_t parse_chunk(const std::string& text, const std::string& whole);
 
+// The result as a page in its folder, if it has one.
+void write_page(const std::string& folder, const nlohmann::json& result, const Common& common);
+
 // --model, --tokenizer, --chunk, --freeze, --out and --start-over.
 void add_reading_options(CLI::App* app, ReadingArguments* a, const std::string& whole, bool* freeze,
                          bool* start_over);

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "report/kinds.h"
 
 namespace fwpkm::report {
 namespace {
@@ -14,7 +15,10 @@ struct Drawing {
 };
 
 // One line for each kind.
-constexpr std::array<Drawing, 0> kDrawings = {};
+constexpr std::array kDrawings = {
+    Drawing{"niah", "Needles in haystacks", draw_niah},
+    Drawing{"longbench", "Questions on long documents", draw_longbench},
+};
 
 // Single values as settings, and the whole as a tree.
 void draw_unknown(Page* page, const std::string& kind, std::span<const Result> results) {
