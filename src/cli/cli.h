@@ -43,6 +43,8 @@ std::vector<ModelConfig> load_configs(const std::vector<std::string>& paths, con
 
 void add_check(CLI::App& app);
 void add_eval(CLI::App& app);
+void add_eval_niah(CLI::App* eval);
+void add_eval_longbench(CLI::App* eval);
 void add_curves(CLI::App& app);
 void add_report(CLI::App& app);
 void add_golden(CLI::App& app);
@@ -51,6 +53,7 @@ void add_cost(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_config(CLI::App& app);
 void add_data(CLI::App& app);
+void add_data_niah(CLI::App* data);
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_model(CLI::App& app);

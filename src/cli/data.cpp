@@ -191,6 +191,8 @@ void add_data(CLI::App& app) {
       ->type_name("bytes|recall|FILE");
   sub->add_flag("--verify", i->verify, "Read everything and check it");
   command(sub, [i](const Common& common) { return info(*i, common); });
+
+  add_data_niah(data);
 }
 
 }  // namespace fwpkm::cli

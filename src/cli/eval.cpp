@@ -142,18 +142,22 @@ void add_eval_options(CLI::App* sub, EvalArguments* a) {
   sub->add_flag("--start-over", a->start_over, "Empty the folder first");
 }
 
+void write_page(const std::string& folder, const nlohmann::json& result, const Common& common) {
+  if (folder.empty()) {
+    return;
+  }
+  const std::string out[] = {folder};
+  report::Page page(result.at("kind").get<std::string>());
+  report::draw(&page, report::gather(out));
+  const auto path = std::filesystem::path(folder) / "report.html";
+  page.write(path);
+  say(common, fmt::format("written to {}, with a page: {}\n", folder, path.string()));
+}
+
 void finish_eval(const Common& common, const EvalArguments& a, const EvalFolder* folder,
                  const nlohmann::json& result) {
   const nlohmann::json whole = folder->finish(result);
-  if (folder->keeps()) {
-    const std::string out[] = {a.out};
-    report::Page page(fmt::format("{}: {}", whole.at("kind").get<std::string>(),
-                                  whole.at("models").at(0).at("name").get<std::string>()));
-    report::draw(&page, report::gather(out));
-    page.write(folder->path() / "report.html");
-    say(common, fmt::format("written to {}, with a page: {}\n", a.out,
-                            (folder->path() / "report.html").string()));
-  }
+  write_page(a.out, whole, common);
   emit(common, whole);
 }
 
@@ -192,6 +196,8 @@ void add_eval(CLI::App& app) {
   add_eval_ppl(eval);
   add_eval_continual(eval);
   add_eval_ablate(eval);
+  add_eval_niah(eval);
+  add_eval_longbench(eval);
 }
 
 }  // namespace fwpkm::cli

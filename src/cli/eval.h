@@ -17,6 +17,8 @@ struct EvalArguments {
 
 // --model, --tokenizer, --out, --start-over.
 void add_eval_options(CLI::App* sub, EvalArguments* a);
+// A page of what lies in a folder with a result, unless there is none.
+void write_page(const std::string& folder, const nlohmann::json& result, const Common& common);
 // Writes result.json, makes the page where there is a folder, and emits the result.
 void finish_eval(const Common& common, const EvalArguments& a, const EvalFolder* folder,
                  const nlohmann::json& result);

@@ -8,7 +8,6 @@
 #include "cli/eval.h"
 #include "cli/train.h"
 #include "model/cost.h"
-#include "report/gather.h"
 #include "train/metrics.h"
 
 namespace fwpkm::cli {
@@ -167,12 +166,7 @@ int run_ablate(const AblateArguments& a, const Common& common) {
   say(common, "\n" + table(rows));
   const json result = {{"kind", "ablate"}, {"version", FWPKM_VERSION}, {"variants", models}};
   write_text_atomic(fs::path(a.out) / "result.json", result.dump(1) + "\n");
-  const std::string folder[] = {a.out};
-  report::Page page("Models side by side");
-  report::draw(&page, report::gather(folder));
-  page.write(fs::path(a.out) / "report.html");
-  say(common, fmt::format("written to {}, with a page: {}\n", a.out,
-                          (fs::path(a.out) / "report.html").string()));
+  write_page(a.out, result, common);
   emit(common, result);
   return 0;
 }

@@ -18,6 +18,8 @@ constexpr Drawing kDrawings[] = {
     {"recall", "Recall of facts", draw_recall},
     {"ppl", "Perplexity", draw_ppl},
     {"continual", "Continual learning", draw_continual},
+    {"niah", "Needles in haystacks", draw_niah},
+    {"longbench", "Questions on long documents", draw_longbench},
 };
 
 // Single values as settings, and the whole as a tree.

@@ -11,5 +11,7 @@ void draw_ppl(Page* page, std::span<const Result> results);
 void draw_ablate(Page* page, std::span<const Result> results);
 void draw_recall(Page* page, std::span<const Result> results);
 void draw_continual(Page* page, std::span<const Result> results);
+void draw_niah(Page* page, std::span<const Result> results);
+void draw_longbench(Page* page, std::span<const Result> results);
 
 }  // namespace fwpkm::report
