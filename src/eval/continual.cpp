@@ -28,8 +28,8 @@ double read_all(Reader* reader, DocumentTokens* data, int64_t limit,
       sum += loss;
     }
     tokens += std::ssize(piece.tokens);
-    progress(std::max(data->fraction(),
-                      limit > 0 ? static_cast<double>(tokens) / static_cast<double>(limit) : 0));
+    progress(limit > 0 ? static_cast<double>(tokens) / static_cast<double>(limit)
+                       : data->fraction());
   }
   require(tokens > 0, "eval", "there is no token to read in the data");
   return sum / static_cast<double>(tokens);

@@ -232,10 +232,9 @@ json evaluate_ppl(std::span<const std::shared_ptr<const Model>> models, Document
       window = Window(models.size());
     }
     if (progress) {
-      const double share =
-          options.tokens > 0 ? static_cast<double>(readers[0].tokens()) / static_cast<double>(limit)
-                             : 0;
-      progress(std::max(share, data->fraction()), readers[0].tokens());
+      const auto read = static_cast<double>(readers[0].tokens());
+      progress(options.tokens > 0 ? read / static_cast<double>(limit) : data->fraction(),
+               readers[0].tokens());
     }
   }
   if (window.all.tokens > 0) {
