@@ -175,6 +175,7 @@ class Evaluation {
       folder_->add(std::move(line));
     }
     batch->clear();
+    free_scratch(*model_);
   }
 
   // The questions on a document, a few at a time: a fork may have a large attention cache of its

@@ -326,6 +326,7 @@ class Evaluation {
       carried_[0].save(carried_file(), {{"samples", std::to_string(folder_.done().size())}});
     }
     batch->clear();
+    free_scratch(*model);
   }
 
   void ask_once_for_all(std::span<const Session> sessions, std::vector<Sample>* batch) {

@@ -86,4 +86,9 @@ std::vector<std::vector<double>> losses_of(std::span<Session> sessions,
   return losses;
 }
 
+void free_scratch(const Model& model) {
+  const PoolSet::Loan pool(model.pools());
+  (*pool).trim();
+}
+
 }  // namespace fwpkm

@@ -40,4 +40,8 @@ void read_together(std::span<Session> sessions, std::span<const std::vector<int3
 std::vector<std::vector<double>> losses_of(std::span<Session> sessions,
                                            std::span<const std::vector<int32_t>> texts);
 
+// Frees scratch memory that the model keeps for the next call: texts of many lengths would leave
+// blocks of many sizes.
+void free_scratch(const Model& model);
+
 }  // namespace fwpkm
