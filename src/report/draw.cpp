@@ -1,5 +1,7 @@
 #include "report/draw.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "report/kinds.h"
 
@@ -48,6 +50,12 @@ void draw_unknown(Page* page, const std::string& kind, std::span<const Result> r
 }
 
 }  // namespace
+
+size_t drawing_rank(std::string_view kind) {
+  const auto* found = std::find_if(std::begin(kDrawings), std::end(kDrawings),
+                                   [&](const Drawing& drawing) { return drawing.kind == kind; });
+  return static_cast<size_t>(found - std::begin(kDrawings));
+}
 
 void draw_results(Page* page, const std::string& kind, std::span<const Result> results) {
   for (const Drawing& drawing : kDrawings) {

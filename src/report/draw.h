@@ -21,6 +21,9 @@ struct Result {
 // Adds blocks for results of one kind, at least one. The page has a section for them already.
 using Draw = void (*)(Page* page, std::span<const Result> results);
 
+// Where a kind stands on a page: kinds that are known come first, in an order of their own.
+size_t drawing_rank(std::string_view kind);
+
 // A kind without a function is shown as it is, with a note.
 void draw_results(Page* page, const std::string& kind, std::span<const Result> results);
 

@@ -106,8 +106,15 @@ Gathered gather(std::span<const std::string> folders) {
 }
 
 void draw(Page* page, const Gathered& gathered) {
+  std::vector<std::string> kinds;
   for (const auto& [kind, results] : gathered.results) {
-    draw_results(page, kind, results);
+    kinds.push_back(kind);
+  }
+  std::stable_sort(kinds.begin(), kinds.end(), [](const std::string& a, const std::string& b) {
+    return drawing_rank(a) < drawing_rank(b);
+  });
+  for (const std::string& kind : kinds) {
+    draw_results(page, kind, gathered.results.at(kind));
   }
   if (!gathered.runs.empty()) {
     draw_training(page, gathered.runs);
