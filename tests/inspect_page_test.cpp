@@ -49,6 +49,8 @@ class InspectPage : public testing::Test {
   // What an expression says of a page that has no complaints.
   json on_page(const std::string& page, const std::string& click, const std::string& expression) {
     Browser& browser = Browser::shared();
+    browser.set_size(1100, 800);
+    browser.set_media("light");
     browser.open(page);
     if (!click.empty()) {
       browser.click(click);

@@ -51,6 +51,7 @@ TEST(ReportReading, PagesHaveTheirPlots) {
   const TempDir dir;
   Browser& browser = Browser::shared();
   browser.set_size(1100, 800);
+  browser.set_media("light");
   const auto texts = [&](const std::string& selector) {
     return browser
         .evaluate("[...document.querySelectorAll('" + selector + "')].map(n => n.textContent)")
