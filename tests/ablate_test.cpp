@@ -52,6 +52,28 @@ TEST_F(Ablate, PutsModelsIntoOneTable) {
         json::parse(read_text(path("out/" + std::string(names[i]) + ".ppl/result.json")));
     EXPECT_EQ(alone.at("models").at(0).at("ppl"), variant.at("ppl"));
   }
+  // More evaluations, of models that are there already.
+  std::filesystem::create_directories(dir_ / "domains" / "law");
+  write_text_atomic(path("domains/law/adapt.txt"), "the law of the sea");
+  write_text_atomic(path("domains/law/eval.txt"), "the sea of the law");
+  write_text_atomic(path("text.txt"), std::string(40, 'x') + " and so on. It is said that\n");
+  write_text_atomic(path("qa.jsonl"),
+                    R"({"context": "Ada has a dog.", "input": "Who?", "answers": ["Ada"]})"
+                    "\n");
+  ASSERT_EQ(
+      run_program("data niah --text " + path("text.txt") +
+                  " --tokenizer bytes --lengths 400 --samples 1 --out " + path("needles.jsonl"))
+          .status,
+      0);
+  const ProcessResult more = ablate("--needles " + path("needles.jsonl") + " --questions " +
+                                    path("qa.jsonl") + " --domains " + path("domains"));
+  ASSERT_EQ(more.status, 0) << more.err;
+  for (const json& variant : json::parse(more.out).at("variants")) {
+    EXPECT_GE(variant.at("needles_1"), 0);
+    EXPECT_GE(variant.at("needles_4"), 0);
+    EXPECT_GT(variant.at("answer_ppl"), 1);
+    EXPECT_TRUE(variant.at("retention").is_null());  // there is only one domain
+  }
   EXPECT_LT(result.at("variants").at(1).at("active_params"),
             result.at("variants").at(0).at("active_params"));
   const ProcessResult again = ablate("");

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/cli.h"
+#include "eval/continual.h"
 #include "eval/folder.h"
 #include "eval/ppl.h"
 
@@ -32,6 +33,14 @@ struct PplArguments {
   PplOptions options;
 };
 int run_ppl(PplArguments a, const Common& common);
+
+struct ContinualArguments {
+  EvalArguments eval;
+  std::string domains;
+  std::vector<std::string> order;
+  ContinualOptions options;
+};
+int run_continual(const ContinualArguments& a, const Common& common);
 
 void add_eval_ppl(CLI::App* eval);
 void add_eval_ablate(CLI::App* eval);

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/json_fields.h"
-#include "cli/eval.h"
+#include "cli/eval_reading.h"
 #include "cli/train.h"
 #include "model/cost.h"
 #include "train/metrics.h"
@@ -18,9 +18,9 @@ namespace fs = std::filesystem;
 
 struct AblateArguments {
   TrainArguments train;
-  std::vector<std::string> configs, variants, texts;
-  std::string out;
-  int64_t tokens = 0;
+  std::vector<std::string> configs, variants, texts, questions;
+  std::string needles, domains, out;
+  int64_t tokens = 0, samples = 0;
 };
 
 struct Variant {
@@ -63,8 +63,85 @@ std::vector<Variant> all_variants(const AblateArguments& a, const Common& common
   return variants;
 }
 
-// Trains a variant, or goes on, or does nothing if that is done; then evaluates it, live and
-// frozen.
+// What eval ppl says of a model: perplexity, mean gate, and how slots were used in the last window.
+void evaluate_text(const AblateArguments& a, const std::string& run, const fs::path& out,
+                   bool freeze, const Common& common, json* result) {
+  PplArguments ppl;
+  ppl.eval.model = run;
+  ppl.eval.out = out.string();
+  ppl.data = a.texts;
+  ppl.options.tokens = a.tokens;
+  ppl.options.reader.freeze = freeze;
+  run_ppl(ppl, common);
+  const json found = read_json_file(out / "result.json").at("models").at(0);
+  (*result)[freeze ? "ppl_frozen" : "ppl"] = found.at("ppl");
+  if (freeze) {
+    return;
+  }
+  const auto mean = [](const json& layers, const char* key) {
+    double sum = 0;
+    int64_t count = 0;
+    for (const auto& [layer, values] : layers.items()) {
+      if (values.contains(key)) {
+        sum += values.at(key).get<double>();
+        ++count;
+      }
+    }
+    return count == 0 ? json() : json(sum / static_cast<double>(count));
+  };
+  (*result)["gate"] = mean(found.at("gates"), "gate");
+  for (const char* key : {"collision", "coverage", "kld"}) {
+    (*result)[key] = mean(found.at("windows").back().at("memory"), key);
+  }
+}
+
+// Needles, questions and domains, as far as they were given.
+void evaluate_more(const AblateArguments& a, const std::string& run, const std::string& folder,
+                   const Common& common, json* result) {
+  if (!a.needles.empty()) {
+    NiahArguments niah;
+    niah.reading.model = run;
+    niah.reading.out = folder + ".niah";
+    niah.reading.chunk = "haystack";
+    niah.data = a.needles;
+    niah.options.samples = a.samples;
+    run_niah(niah, common);
+    const json groups = read_json_file(fs::path(niah.reading.out) / "result.json").at("groups");
+    for (const int64_t readings : {niah.options.readings.front(), niah.options.readings.back()}) {
+      double right = 0, samples = 0;
+      for (const json& group : groups) {
+        if (group.at("depth_bin").is_null() && group.at("readings") == readings) {
+          right += group.at("exact").get<double>() * group.at("samples").get<double>();
+          samples += group.at("samples").get<double>();
+        }
+      }
+      (*result)[fmt::format("needles_{}", readings)] = right / samples;
+    }
+  }
+  if (!a.questions.empty()) {
+    LongbenchArguments questions;
+    questions.reading.model = run;
+    questions.reading.out = folder + ".qa";
+    questions.reading.chunk = "context";
+    questions.data = a.questions;
+    questions.options.samples = a.samples;
+    run_longbench(questions, common);
+    (*result)["answer_ppl"] =
+        read_json_file(fs::path(questions.reading.out) / "result.json").at("all").at("perplexity");
+  }
+  if (!a.domains.empty()) {
+    ContinualArguments continual;
+    continual.eval.model = run;
+    continual.eval.out = folder + ".domains";
+    continual.domains = a.domains;
+    continual.options.adapt_tokens = continual.options.test_tokens = a.tokens;
+    run_continual(continual, common);
+    (*result)["retention"] =
+        read_json_file(fs::path(continual.eval.out) / "result.json").at("retention");
+  }
+}
+
+// Trains a variant, or goes on, or does nothing if that is done; then evaluates it.
 int run_variant(const AblateArguments& a, const Variant& variant, const Common& common,
                 json* result) {
   Common own = common;
@@ -90,41 +167,13 @@ int run_variant(const AblateArguments& a, const Variant& variant, const Common& 
     }
   });
   const bool memory = config.has_any_fwpkm() || !config.fwmlp.layers.empty();
-  for (const bool freeze : {false, true}) {
-    if (freeze && !memory) {
-      continue;
-    }
-    PplArguments ppl;
-    ppl.eval.model = train.out;
-    ppl.eval.out = folder.string() + (freeze ? ".frozen" : ".ppl");
-    ppl.data = a.texts;
-    ppl.options.tokens = a.tokens;
-    ppl.options.reader.freeze = freeze;
-    Common plain = own;
-    plain.overrides.clear();  // they are in the model's config
-    run_ppl(ppl, plain);
-    const json found = read_json_file(fs::path(ppl.eval.out) / "result.json").at("models").at(0);
-    (*result)[freeze ? "ppl_frozen" : "ppl"] = found.at("ppl");
-    if (!freeze) {
-      double gate = 0;
-      for (const auto& [layer, gates] : found.at("gates").items()) {
-        gate += gates.at("gate").get<double>() / static_cast<double>(found.at("gates").size());
-      }
-      (*result)["gate"] = found.at("gates").empty() ? json() : json(gate);
-      const json& last = found.at("windows").back().at("memory");
-      for (const char* key : {"collision", "coverage", "kld"}) {
-        double sum = 0;
-        int64_t layers = 0;
-        for (const auto& [layer, use] : last.items()) {
-          if (use.contains(key)) {
-            sum += use.at(key).get<double>();
-            ++layers;
-          }
-        }
-        (*result)[key] = layers == 0 ? json() : json(sum / static_cast<double>(layers));
-      }
-    }
+  Common plain = own;
+  plain.overrides.clear();  // they are in the model's config
+  evaluate_text(a, train.out, folder.string() + ".ppl", false, plain, result);
+  if (memory) {
+    evaluate_text(a, train.out, folder.string() + ".frozen", true, plain, result);
   }
+  evaluate_more(a, train.out, folder.string(), plain, result);
   return 0;
 }
 
@@ -141,14 +190,23 @@ int run_ablate(const AblateArguments& a, const Common& common) {
     }
     models.push_back(std::move(result));
   }
-  const std::vector<std::pair<const char*, const char*>> columns = {{"active (M)", "active_params"},
-                                                                    {"valid loss", "valid_loss"},
-                                                                    {"perplexity", "ppl"},
-                                                                    {"frozen", "ppl_frozen"},
-                                                                    {"gate", "gate"},
-                                                                    {"collision", "collision"},
-                                                                    {"coverage", "coverage"},
-                                                                    {"kld", "kld"}};
+  std::vector<std::pair<const char*, const char*>> columns = {{"active (M)", "active_params"},
+                                                              {"valid loss", "valid_loss"},
+                                                              {"perplexity", "ppl"},
+                                                              {"frozen", "ppl_frozen"},
+                                                              {"gate", "gate"},
+                                                              {"collision", "collision"},
+                                                              {"coverage", "coverage"},
+                                                              {"kld", "kld"},
+                                                              {"needles, 1", "needles_1"},
+                                                              {"needles, 4", "needles_4"},
+                                                              {"answers", "answer_ppl"},
+                                                              {"retention", "retention"}};
+  std::erase_if(columns, [&](const auto& column) {
+    return std::none_of(models.begin(), models.end(), [&](const json& model) {
+      return !model.value(column.second, json()).is_null();
+    });
+  });
   std::vector<std::vector<std::string>> rows = {{"model"}};
   for (const auto& [name, key] : columns) {
     rows[0].push_back(name);
@@ -192,6 +250,16 @@ void add_eval_ablate(CLI::App* eval) {
   sub->add_option("--tokens", a->tokens, "Tokens of it to read at most; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
       ->capture_default_str();
+  sub->add_option("--needles", a->needles, "Haystacks for eval niah")->type_name("FILE.jsonl");
+  sub->add_option("--questions", a->questions, "Questions for eval longbench")
+      ->type_name("FILE...");
+  sub->add_option("--samples", a->samples,
+                  "Needles of each length and documents of each file at most; 0: all")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str();
+  sub->add_option("--domains", a->domains,
+                  "Domains for eval continual, which takes --tokens of each text")
+      ->type_name("DIR");
   sub->add_option("--out", a->out, "Folder for runs and results; what was stopped goes on there")
       ->type_name("DIR")
       ->required();

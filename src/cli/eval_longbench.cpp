@@ -1,6 +1,4 @@
 // `fwpkm eval longbench`: questions on long documents.
-#include "eval/longbench.h"
-
 #include <memory>
 
 #include "base/error.h"
@@ -9,13 +7,6 @@
 
 namespace fwpkm::cli {
 namespace {
-
-struct Arguments {
-  ReadingArguments reading;
-  std::vector<std::string> data;
-  std::string prompt;
-  LongbenchOptions options;
-};
 
 // \n and \t as they are written on a command line; a backslash before anything else stays.
 std::string unescape(const std::string& text) {
@@ -28,7 +19,9 @@ std::string unescape(const std::string& text) {
   return out;
 }
 
-int run(Arguments a, const Common& common) {
+}  // namespace
+
+int run_longbench(LongbenchArguments a, const Common& common) {
   const Evaluated evaluated = open_evaluated(a.reading, common);
   a.options.data.assign(a.data.begin(), a.data.end());
   a.options.chunk = parse_chunk(a.reading.chunk, "context");
@@ -63,10 +56,8 @@ int run(Arguments a, const Common& common) {
   return 0;
 }
 
-}  // namespace
-
 void add_eval_longbench(CLI::App* eval) {
-  auto a = std::make_shared<Arguments>();
+  auto a = std::make_shared<LongbenchArguments>();
   CLI::App* sub = eval->add_subcommand(
       "longbench", "How well a model expects the answers to questions on long documents");
   add_reading_options(sub, &a->reading, "context", &a->options.freeze);
@@ -87,7 +78,7 @@ void add_eval_longbench(CLI::App* eval) {
       ->capture_default_str();
   sub->add_option("--samples", a->options.samples, "Documents of each file; all if not given")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  command(sub, [a](const Common& common) { return run(*a, common); });
+  command(sub, [a](const Common& common) { return run_longbench(*a, common); });
 }
 
 }  // namespace fwpkm::cli

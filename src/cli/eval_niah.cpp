@@ -1,6 +1,4 @@
 // `fwpkm eval niah`: needles in haystacks.
-#include "eval/niah.h"
-
 #include <memory>
 
 #include "base/error.h"
@@ -8,15 +6,8 @@
 #include "cli/eval_reading.h"
 
 namespace fwpkm::cli {
-namespace {
 
-struct Arguments {
-  ReadingArguments reading;
-  std::string data;
-  NiahOptions options;
-};
-
-int run(Arguments a, const Common& common) {
+int run_niah(NiahArguments a, const Common& common) {
   const Evaluated evaluated = open_evaluated(a.reading, common);
   a.options.data = a.data;
   a.options.chunk = parse_chunk(a.reading.chunk, "haystack");
@@ -53,10 +44,8 @@ int run(Arguments a, const Common& common) {
   return 0;
 }
 
-}  // namespace
-
 void add_eval_niah(CLI::App* eval) {
-  auto a = std::make_shared<Arguments>();
+  auto a = std::make_shared<NiahArguments>();
   CLI::App* sub = eval->add_subcommand(
       "niah", "How often a model finds numbers in long texts, by length, depth and readings");
   add_reading_options(sub, &a->reading, "haystack", &a->options.freeze);
@@ -74,7 +63,7 @@ void add_eval_niah(CLI::App* eval) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
   sub->add_option("--samples", a->options.samples, "Samples of each length; all if not given")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  command(sub, [a](const Common& common) { return run(*a, common); });
+  command(sub, [a](const Common& common) { return run_niah(*a, common); });
 }
 
 }  // namespace fwpkm::cli

@@ -6,8 +6,6 @@
 #include "cli/cli.h"
 #include "cli/eval.h"
 #include "cli/open.h"
-#include "eval/continual.h"
-#include "eval/ppl.h"
 
 namespace fwpkm::cli {
 namespace {
@@ -106,15 +104,6 @@ int run_ppl(PplArguments a, const Common& common) {
   return 0;
 }
 
-namespace {
-
-struct ContinualArguments {
-  EvalArguments eval;
-  std::string domains;
-  std::vector<std::string> order;
-  ContinualOptions options;
-};
-
 int run_continual(const ContinualArguments& a, const Common& common) {
   const OpenModel open = open_model(a.eval.model, a.eval.tokenizer, common);
   std::vector<Domain> domains = find_domains(a.domains);
@@ -169,8 +158,6 @@ int run_continual(const ContinualArguments& a, const Common& common) {
   finish_eval(common, a.eval, &folder, result);
   return 0;
 }
-
-}  // namespace
 
 void add_eval_ppl(CLI::App* eval) {
   auto a = std::make_shared<PplArguments>();

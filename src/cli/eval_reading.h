@@ -5,13 +5,30 @@
 #include <string>
 
 #include "cli/eval.h"
+#include "eval/longbench.h"
+#include "eval/niah.h"
 #include "eval/reading.h"
 
 namespace fwpkm::cli {
 
 struct ReadingArguments : EvalArguments {
-  std::string chunk;
+  std::string chunk;  // a number, or the name of one that holds all of a text
 };
+
+struct NiahArguments {
+  ReadingArguments reading;
+  std::string data;
+  NiahOptions options;
+};
+int run_niah(NiahArguments a, const Common& common);
+
+struct LongbenchArguments {
+  ReadingArguments reading;
+  std::vector<std::string> data;
+  std::string prompt;
+  LongbenchOptions options;
+};
+int run_longbench(LongbenchArguments a, const Common& common);
 
 struct Evaluated {
   ModelWithChunk with_chunk;

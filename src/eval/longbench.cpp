@@ -134,7 +134,7 @@ class Evaluation {
       return number > 0 ? json(number) : json(text);
     };
     return {{"kind", "longbench"},
-            {"model", about},
+            {"models", {about}},
             {"data", {{"files", files}, {"hash", fmt::format("{:016x}", hash)}}},
             {"settings",
              {{"template", options_.prompt},

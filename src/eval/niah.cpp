@@ -225,7 +225,7 @@ class Evaluation {
  private:
   json about_all(const json& about) const {
     return {{"kind", "niah"},
-            {"model", about},
+            {"models", {about}},
             {"data",
              {{"file", options_.data.filename().string()},
               {"hash", fmt::format("{:016x}", plan_.hash)}}},

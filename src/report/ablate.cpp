@@ -12,7 +12,11 @@ void draw_ablate(Page* page, std::span<const Result> results) {
       {"gate", {.name = "mean gate", .format = ".3"}},
       {"collision", {.name = "collision", .format = ".3"}},
       {"coverage", {.name = "coverage", .format = ".3"}},
-      {"kld", {.name = "KLD", .format = ".3"}}};
+      {"kld", {.name = "KLD", .format = ".3"}},
+      {"needles_1", {.name = "needles, 1 reading", .format = ".3"}},
+      {"needles_4", {.name = "needles, 4 readings", .format = ".3"}},
+      {"answer_ppl", {.name = "perplexity of answers", .format = ".3"}},
+      {"retention", {.name = "retention", .format = ".3"}}};
   for (const Result& result : results) {
     Table table{.caption = result.label, .columns = {{.name = "model"}}};
     for (const auto& [key, column] : columns) {

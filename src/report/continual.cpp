@@ -46,6 +46,7 @@ void draw_continual(Page* page, std::span<const Result> results) {
     }
     page->add(std::move(map));
     page->add(std::move(curves));
+    draw_about(page, result);
   }
 }
 

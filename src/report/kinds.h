@@ -7,6 +7,9 @@
 
 namespace fwpkm::report {
 
+// Settings, models, data and version of a result, folded away.
+void draw_about(Page* page, const Result& result);
+
 void draw_ppl(Page* page, std::span<const Result> results);
 void draw_ablate(Page* page, std::span<const Result> results);
 void draw_recall(Page* page, std::span<const Result> results);

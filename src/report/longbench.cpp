@@ -10,13 +10,13 @@ namespace {
 
 using nlohmann::json;
 
-// The numbers of each task, and of all under "all".
+// The numbers of each task, and of all together.
 std::map<std::string, json> tasks_of(const Result& result) {
   std::map<std::string, json> tasks;
   for (const json& task : result.data.at("tasks")) {
     tasks[task.at("task").get<std::string>()] = task;
   }
-  tasks["all"] = result.data.at("all");
+  tasks["all tasks"] = result.data.at("all");
   return tasks;
 }
 
@@ -61,12 +61,7 @@ void draw_longbench(Page* page, std::span<const Result> results) {
   page->add(std::move(bars));
   page->add(std::move(table));
   for (const Result& result : results) {
-    Settings settings{.caption = result.label};
-    for (const auto& [key, value] : result.data.at("settings").items()) {
-      settings.entries.emplace_back(key,
-                                    value.is_string() ? value.get<std::string>() : value.dump());
-    }
-    page->add(std::move(settings));
+    draw_about(page, result);
   }
 }
 

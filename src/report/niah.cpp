@@ -37,15 +37,6 @@ std::map<std::pair<Place, int>, double> values_of(const json& data, const char* 
   return values;
 }
 
-void draw_settings(Page* page, const Result& result) {
-  Settings settings{.caption = result.label};
-  for (const auto& [key, value] : result.data.at("settings").items()) {
-    settings.entries.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  settings.entries.emplace_back("data", result.data.at("data").at("file").get<std::string>());
-  page->add(std::move(settings));
-}
-
 }  // namespace
 
 void draw_niah(Page* page, std::span<const Result> results) {
@@ -124,7 +115,7 @@ void draw_niah(Page* page, std::span<const Result> results) {
       }
       page->add(std::move(map));
     }
-    draw_settings(page, result);
+    draw_about(page, result);
   }
 }
 

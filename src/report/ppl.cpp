@@ -177,6 +177,9 @@ void draw_ppl(Page* page, std::span<const Result> results) {
   const std::vector<Read> reads = all_reads(results);
   draw_gates(page, reads);
   draw_slots(page, reads);
+  for (const Result& result : results) {
+    draw_about(page, result);
+  }
 }
 
 }  // namespace fwpkm::report
