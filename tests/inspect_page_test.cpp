@@ -36,16 +36,6 @@ class InspectPage : public testing::Test {
     write_text_atomic(path("a.txt"), text);
   }
   std::string path(const std::string& name) const { return (dir_ / name).string(); }
-  json ok(const std::string& arguments) const {
-    const ProcessResult r = run_program(arguments + " --json -", "OMP_WAIT_POLICY=passive ");
-    EXPECT_EQ(r.status, 0) << arguments << "\n" << r.err;
-    return r.status == 0 ? json::parse(r.out) : json();
-  }
-  void fails(const std::string& arguments, const std::string& part) const {
-    const ProcessResult r = run_program(arguments, "OMP_WAIT_POLICY=passive ");
-    EXPECT_EQ(r.status, 1) << arguments;
-    EXPECT_NE(r.err.find(part), std::string::npos) << r.err;
-  }
   // What an expression says of a page that has no complaints.
   json on_page(const std::string& page, const std::string& click, const std::string& expression) {
     Browser& browser = Browser::shared();

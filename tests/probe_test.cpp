@@ -10,14 +10,8 @@
 namespace fwpkm {
 namespace {
 
-nlohmann::json small() {
-  return memory_model({{"layout", "gdn+swa"},
-                       {"vocab_size", 50},
-                       {"fwpkm", {{"layers", {1, 3}}, {"chunk", 8}, {"n_subkeys", 16}}}});
-}
-
 TEST(Probe, GatesAreThoseOfASlowReader) {
-  const auto model = session_model(small(), Device::reference());
+  const auto model = session_model(small_session_json(), Device::reference());
   const auto tokens = tiny_tokens(40, 50, 3);
   Session session(model), slow(model);
   session.feed(std::span(tokens).first(5));
@@ -56,7 +50,7 @@ TEST(Probe, GatesAreThoseOfASlowReader) {
 }
 
 TEST(Probe, SlotsAreThoseThatWereRead) {
-  const auto model = session_model(small(), Device::reference());
+  const auto model = session_model(small_session_json(), Device::reference());
   const auto tokens = tiny_tokens(60, 50, 4);
   Session session(model), slow(model);
   for (Session* each : {&session, &slow}) {

@@ -1,12 +1,14 @@
 // The program as a child process.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,19 @@ inline ProcessResult run_command(const std::string& line) {
 // The same for the program.
 inline ProcessResult run_program(const std::string& arguments, const std::string& before = "") {
   return run_command(before + std::string(FWPKM_BINARY) + " " + arguments);
+}
+
+// What the program says with --json -; it must succeed.
+inline nlohmann::json ok(const std::string& arguments) {
+  const ProcessResult r = run_program(arguments + " --json -", "OMP_WAIT_POLICY=passive ");
+  EXPECT_EQ(r.status, 0) << arguments << "\n" << r.err;
+  return r.status == 0 ? nlohmann::json::parse(r.out) : nlohmann::json();
+}
+// It must fail, with this in its message.
+inline void fails(const std::string& arguments, const std::string& part) {
+  const ProcessResult r = run_program(arguments, "OMP_WAIT_POLICY=passive ");
+  EXPECT_EQ(r.status, 1) << arguments;
+  EXPECT_NE(r.err.find(part), std::string::npos) << r.err;
 }
 
 // A child that can be killed. Its output goes nowhere.

@@ -35,17 +35,6 @@ class SessionCli : public testing::Test {
         json({{"kind", "bytes"}, {"fingerprint", load_tokenizer("bytes")->fingerprint()}}).dump());
   }
   std::string path(const std::string& name) const { return (dir_ / name).string(); }
-  // The program with --json -.
-  json ok(const std::string& arguments) const {
-    const ProcessResult r = run_program(arguments + " --json -", "OMP_WAIT_POLICY=passive ");
-    EXPECT_EQ(r.status, 0) << arguments << "\n" << r.err;
-    return r.status == 0 ? json::parse(r.out) : json();
-  }
-  void fails(const std::string& arguments, const std::string& part) const {
-    const ProcessResult r = run_program(arguments, "OMP_WAIT_POLICY=passive ");
-    EXPECT_EQ(r.status, 1) << arguments;
-    EXPECT_NE(r.err.find(part), std::string::npos) << r.err;
-  }
   std::string fresh(const std::string& name = "s") const {
     ok("session new " + path(name) + " --model " + path("model"));
     return path(name);

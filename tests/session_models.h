@@ -16,6 +16,13 @@ inline std::shared_ptr<const Model> session_model(const nlohmann::json& json, De
   return model;
 }
 
+// A memory that is written often, beside window attention.
+inline nlohmann::json small_session_json() {
+  return memory_model({{"layout", "gdn+swa"},
+                       {"vocab_size", 50},
+                       {"fwpkm", {{"layers", {1, 3}}, {"chunk", 8}, {"n_subkeys", 16}}}});
+}
+
 inline nlohmann::json random_session_json(Random* random) {
   const auto pick = [&](std::initializer_list<int64_t> list) {
     return list.begin()[random->below(static_cast<int64_t>(list.size()))];

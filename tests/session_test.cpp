@@ -16,13 +16,6 @@
 namespace fwpkm {
 namespace {
 
-// A memory that is written often, beside window attention.
-nlohmann::json small() {
-  return memory_model({{"layout", "gdn+swa"},
-                       {"vocab_size", 50},
-                       {"fwpkm", {{"layers", {1, 3}}, {"chunk", 8}, {"n_subkeys", 16}}}});
-}
-
 std::vector<int32_t> text(int64_t count, uint64_t seed) {
   return tiny_tokens(count, 50, seed);
 }
@@ -54,7 +47,7 @@ class Sessions : public testing::Test {
   }
 
   TempDir dir_;
-  std::shared_ptr<const Model> model_ = session_model(small(), Device::cpu());
+  std::shared_ptr<const Model> model_ = session_model(small_session_json(), Device::cpu());
 };
 
 TEST_F(Sessions, CountWhatTheyRead) {
@@ -136,7 +129,7 @@ TEST_F(Sessions, MarksShareRowsInTheFile) {
 
 TEST_F(Sessions, ReadTogetherAsAlone) {
   // In double; in float products of several rows round differently.
-  const auto model = session_model(small(), Device::reference());
+  const auto model = session_model(small_session_json(), Device::reference());
   const std::vector<std::vector<int32_t>> texts = {text(50, 1), text(33, 2), {}, text(90, 3)};
   std::vector<Session> together, alone;
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -167,7 +160,7 @@ TEST_F(Sessions, ReadTogetherAsAlone) {
   }
   Session* twice[] = {&together[0], &together[0]};
   expect_error([&] { Session::feed_together(twice, std::span(spans).subspan(0, 2)); }, "twice");
-  Session other(session_model(small(), Device::reference()));
+  Session other(session_model(small_session_json(), Device::reference()));
   Session* mixed[] = {&together[0], &other};
   expect_error([&] { Session::feed_together(mixed, std::span(spans).subspan(0, 2)); },
                "of one model");
@@ -326,16 +319,19 @@ TEST_F(Sessions, ForgetAndDiff) {
 
 TEST_F(Sessions, OtherWeightsAreRefusedByName) {
   read().save(dir_ / "s");
-  expect_error([&] { Session::load(session_model(small(), Device::cpu(), 41), dir_ / "s"); },
-               "has other weights: ");
-  nlohmann::json config = small();
+  expect_error(
+      [&] { Session::load(session_model(small_session_json(), Device::cpu(), 41), dir_ / "s"); },
+      "has other weights: ");
+  nlohmann::json config = small_session_json();
   config["fwpkm"]["chunk"] = 9;
   expect_error([&] { Session::load(session_model(config, Device::cpu()), dir_ / "s"); },
                "fwpkm.chunk was 8, now it is 9");
-  expect_error([&] { Session::load(session_model(small(), Device::reference()), dir_ / "s"); },
-               "numbers of type F32");
+  expect_error(
+      [&] { Session::load(session_model(small_session_json(), Device::reference()), dir_ / "s"); },
+      "numbers of type F32");
   // One number of one tensor.
-  auto changed = std::make_shared<Model>(parse_config(small(), "test"), Device::cpu(), false);
+  auto changed =
+      std::make_shared<Model>(parse_config(small_session_json(), "test"), Device::cpu(), false);
   randomize(&changed->parameters(), 40);
   changed->parameters().at("model.norm.weight").view().ptr<float>()[3] += 1e-3f;
   expect_error([&] { Session::load(changed, dir_ / "s"); }, "model.norm.weight");

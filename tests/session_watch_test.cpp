@@ -8,12 +8,6 @@
 namespace fwpkm {
 namespace {
 
-nlohmann::json small() {
-  return memory_model({{"layout", "gdn+swa"},
-                       {"vocab_size", 50},
-                       {"fwpkm", {{"layers", {1, 3}}, {"chunk", 8}, {"n_subkeys", 16}}}});
-}
-
 // The loss of a token by hand, from the logits before it.
 double by_hand(const std::vector<double>& logits, int32_t token) {
   double sum = 0;
@@ -24,7 +18,7 @@ double by_hand(const std::vector<double>& logits, int32_t token) {
 }
 
 TEST(SessionWatch, LossesAreThoseOfTheLogits) {
-  const auto model = session_model(small(), Device::reference());
+  const auto model = session_model(small_session_json(), Device::reference());
   const auto tokens = tiny_tokens(40, 50, 3);
   std::vector<double> expected;
   Session slow(model);
@@ -59,7 +53,7 @@ TEST(SessionWatch, LossesAreThoseOfTheLogits) {
 }
 
 TEST(SessionWatch, SessionsAreToldApart) {
-  const auto model = session_model(small(), Device::cpu());
+  const auto model = session_model(small_session_json(), Device::cpu());
   const std::vector<std::vector<int32_t>> texts = {tiny_tokens(9, 50, 1), tiny_tokens(30, 50, 2),
                                                    tiny_tokens(21, 50, 3)};
   std::vector<Session> alone, together;

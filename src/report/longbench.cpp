@@ -39,7 +39,7 @@ void draw_longbench(Page* page, std::span<const Result> results) {
   for (const Result& result : results) {
     for (const auto& [name, task] : tasks_of(result)) {
       names.insert(name);
-      const auto count = [&](const char* key) { return task.at(key).get<int64_t>(); };
+      const auto count = [&task = task](const char* key) { return task.at(key).get<int64_t>(); };
       table.rows.push_back({result.label, name, count("documents"), count("questions"),
                             count("answer_tokens"), task.at("perplexity").get<double>(),
                             task.at("nll").get<double>(), count("context_tokens"),
