@@ -68,7 +68,8 @@ TEST_F(Ablate, PutsModelsIntoOneTable) {
   const ProcessResult more = ablate("--needles " + path("needles.jsonl") + " --questions " +
                                     path("qa.jsonl") + " --domains " + path("domains"));
   ASSERT_EQ(more.status, 0) << more.err;
-  for (const json& variant : json::parse(more.out).at("variants")) {
+  const json all = json::parse(more.out);
+  for (const json& variant : all.at("variants")) {
     EXPECT_GE(variant.at("needles_1"), 0);
     EXPECT_GE(variant.at("needles_4"), 0);
     EXPECT_GT(variant.at("answer_ppl"), 1);
