@@ -58,8 +58,29 @@ TEST(EvalFolder, RefusesAnotherEvaluation) {
     EXPECT_NE(std::string(error.what()).find("settings.seed was 1, now it is 2"), std::string::npos)
         << error.what();
   }
+  json more = about();
+  more["extra"] = 1;
+  try {
+    EvalFolder folder(path, more);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("extra is new"), std::string::npos) << error.what();
+  }
   EvalFolder folder(path, about(2), true);
   EXPECT_TRUE(folder.done().empty());
+}
+
+// A model is known by its fingerprint, wherever it lies.
+TEST(EvalFolder, GoesOnWhenTheModelHasMoved) {
+  const TempDir dir;
+  const auto with = [](const char* folder, const char* fingerprint) {
+    json all = about();
+    all["models"] = {{{"folder", folder}, {"fingerprint", fingerprint}}};
+    return all;
+  };
+  { EvalFolder(dir / "out", with("/a", "1")).add({{"n", 1}}); }
+  { EXPECT_EQ(EvalFolder(dir / "out", with("/b", "1")).done().size(), 1u); }
+  EXPECT_THROW(EvalFolder(dir / "out", with("/a", "2")), Error);
 }
 
 TEST(EvalFolder, WhatIsFoundOfModelsGoesToEach) {

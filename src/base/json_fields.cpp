@@ -225,4 +225,21 @@ void require_known_keys(const json& object, const std::vector<std::string>& keys
   }
 }
 
+std::string changed_field(const nlohmann::json& was, const nlohmann::json& is,
+                          const std::function<bool(const std::string& path)>& skip) {
+  const nlohmann::json a = was.flatten(), b = is.flatten();
+  for (const auto& [path, value] : a.items()) {
+    if (skip && skip(path)) {
+      continue;
+    }
+    const std::string now = b.contains(path) ? b.at(path).dump() : "nothing";
+    if (now != value.dump()) {
+      std::string plain = path.substr(1);
+      std::replace(plain.begin(), plain.end(), '/', '.');
+      return fmt::format("{} was {}, now it is {}", plain, value.dump(), now);
+    }
+  }
+  return "";
+}
+
 }  // namespace fwpkm

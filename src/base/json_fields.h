@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -286,5 +287,11 @@ std::string describe_fields(const Self& self) {
         });
   return text;
 }
+
+// The first field of `was` that is another one in `is`, in words: "train.seed was 1, now it is 2";
+// empty if there is none. Fields that only `is` has do not count, nor do those that `skip` names by
+// their path, as in "/train/seed".
+std::string changed_field(const nlohmann::json& was, const nlohmann::json& is,
+                          const std::function<bool(const std::string& path)>& skip = {});
 
 }  // namespace fwpkm

@@ -166,11 +166,10 @@ int run_variant(const AblateArguments& a, const Variant& variant, const Common& 
       (*result)["valid_loss"] = line["valid_loss"];
     }
   });
-  const bool memory = config.has_any_fwpkm() || !config.fwmlp.layers.empty();
   Common plain = own;
   plain.overrides.clear();  // they are in the model's config
   evaluate_text(a, train.out, folder.string() + ".ppl", false, plain, result);
-  if (memory) {
+  if (learns_by_reading(config)) {
     evaluate_text(a, train.out, folder.string() + ".frozen", true, plain, result);
   }
   evaluate_more(a, train.out, folder.string(), plain, result);

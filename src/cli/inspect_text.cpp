@@ -10,6 +10,7 @@
 #include "cli/open.h"
 #include "cli/slots.h"
 #include "eval/probe.h"
+#include "eval/reading.h"
 #include "report/memory.h"
 
 namespace fwpkm::cli {
@@ -34,13 +35,13 @@ struct GateArguments {
 };
 
 int run_gates(const GateArguments& a, const Common& common) {
-  Common with = common;
-  const auto open_with = [&] { return open_model(a.model, a.tokenizer, with); };
-  OpenModel open = open_with();
+  OpenModel open = open_model(a.model, a.tokenizer, common);
   if (a.chunk > 0) {
-    const char* part = open.model->config().has_any_fwpkm() ? "fwpkm" : "fwmlp";
-    with.overrides.push_back(fmt::format("{}.chunk={}", part, a.chunk));
-    open = open_with();
+    Common with = common;
+    for (const std::string& more : chunk_overrides(open.model->config(), a.chunk)) {
+      with.overrides.push_back(more);
+    }
+    open = open_model(a.model, a.tokenizer, with);
   }
   std::vector<int32_t> tokens = open.tokenizer->encode(file_text(a.text));
   const size_t all = tokens.size();

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -18,20 +17,16 @@ using nlohmann::json;
 
 constexpr const char* kTag = "eval";
 
-// The first thing that two evaluations do not have in common.
+// What two evaluations do not have in common. Where the model lies does not matter: its fingerprint
+// tells which one it is.
 std::string difference(const json& was, const json& is) {
-  const json a = was.flatten(), b = is.flatten();
-  for (const auto* side : {&a, &b}) {
-    for (const auto& [key, value] : side->items()) {
-      if (a.value(key, json()) != b.value(key, json())) {
-        std::string plain = key.substr(1);
-        std::replace(plain.begin(), plain.end(), '/', '.');
-        return fmt::format("{} was {}, now it is {}", plain, a.value(key, json()).dump(),
-                           b.value(key, json()).dump());
-      }
-    }
+  const auto skip = [](const std::string& path) { return path.ends_with("/folder"); };
+  const std::string changed = changed_field(was, is, skip);
+  if (!changed.empty()) {
+    return changed;
   }
-  return "";
+  const std::string more = changed_field(is, was, skip);
+  return more.empty() ? "" : more.substr(0, more.find(' ')) + " is new";
 }
 
 std::vector<json> read_lines(const fs::path& path) {

@@ -66,12 +66,10 @@ std::vector<Probe> probe_slots(Session* session, std::span<const int32_t> prompt
   session->feed(prompt, false, watch);
   int32_t token = prompt.back();
   for (int64_t i = 0; i < tokens; ++i) {
-    const std::vector<double> logits = session->logits();
     Probe& probe = probes.emplace_back();
     probe.token = token;
     probe.position = session->position() - 1;
-    probe.said =
-        static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    probe.said = sample_token(session->logits(), {.temperature = 0}, 0);
     probe.needs = i < std::ssize(expected) ? expected[static_cast<size_t>(i)] : probe.said;
     probe.reads = reads;
     for (Probe::Read& read : probe.reads) {

@@ -49,6 +49,14 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
   Run plain(run.pool());
   const Tensor q = queue_rows(stream->q, 0, pairs);
   const Tensor v = queue_rows(stream->v, lookahead, lookahead + pairs);
+  const auto add_record = [&]() -> MemoryRecord& {
+    MemoryRecord& record = records->emplace_back();
+    record.layer = index;
+    record.update = true;
+    record.row = row;
+    record.first = stream->written;
+    return record;
+  };
   if (config_.has_fwpkm(index)) {
     FwpkmSettings settings = fwpkm_settings(config_);
     settings.lookahead = 0;
@@ -64,11 +72,7 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
       put_rows(r, &stream->overlay);
     }
     if (records != nullptr) {
-      MemoryRecord& record = records->emplace_back();
-      record.layer = index;
-      record.update = true;
-      record.row = row;
-      record.first = stream->written;
+      MemoryRecord& record = add_record();
       record.fwpkm = r;
       if (g && !run.pool().dry()) {
         record.strengths = plain.make("memory.strengths", g.shape());
@@ -85,12 +89,7 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
       stream->mlp[i] = run.keep(r.after[i].view());
     }
     if (records != nullptr) {
-      MemoryRecord& record = records->emplace_back();
-      record.layer = index;
-      record.update = true;
-      record.row = row;
-      record.first = stream->written;
-      record.mlp = r;
+      add_record().mlp = r;
     }
   }
   // The newest `lookahead` tokens stay: their pairs are not complete.

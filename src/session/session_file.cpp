@@ -3,6 +3,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/json_fields.h"
 #include "session/section_file.h"
 #include "session/session.h"
 
@@ -33,23 +34,6 @@ std::vector<T> list_of(std::span<const std::byte> bytes) {
 std::span<const std::byte> front_of(const View& view, int64_t rows, int64_t of) {
   return {static_cast<const std::byte*>(view.data),
           static_cast<size_t>(of == 0 ? 0 : view.bytes() / of * rows)};
-}
-
-// What a file says of the config and its own does not, by name.
-std::string config_difference(const json& theirs, const json& ours) {
-  const json a = theirs.flatten(), b = ours.flatten();
-  for (const auto& [key, value] : a.items()) {
-    if (key == "/name" || key.starts_with("/train/")) {
-      continue;
-    }
-    const std::string now = b.contains(key) ? b.at(key).dump() : "nothing";
-    if (now != value.dump()) {
-      std::string plain = key.substr(1);
-      std::replace(plain.begin(), plain.end(), '/', '.');
-      return fmt::format("{} was {}, now it is {}", plain, value.dump(), now);
-    }
-  }
-  return "";
 }
 
 }  // namespace
@@ -374,8 +358,9 @@ void SessionFile::Reading::read() {
           "{} holds numbers of type {}, but this device computes in {}; open it with the --device "
           "that it was made on",
           file.name(), dtype, dtype_name(run.device().real));
-  const std::string other =
-      config_difference(about.at("model").at("config"), config_to_json(config));
+  const std::string other = changed_field(
+      about.at("model").at("config"), config_to_json(config),
+      [](const std::string& path) { return path == "/name" || path.starts_with("/train/"); });
   require(other.empty(), "session",
           "{} was made with the model '{}' and other settings: {}; open it with its own model",
           file.name(), made, other);
