@@ -55,6 +55,15 @@ struct OpArgs {
   }
 };
 
+// The kernels of a device that is not in every build.
+#ifdef FWPKM_CUDA
+#define FWPKM_CUDA_KERNELS(...) \
+  { __VA_ARGS__ }
+#else
+#define FWPKM_CUDA_KERNELS(...) \
+  {}
+#endif
+
 using Kernel = void (*)(const OpArgs&);
 using WorkspaceSize = size_t (*)(const OpArgs&, bool backward);
 

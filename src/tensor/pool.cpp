@@ -8,6 +8,8 @@
 #include <cstring>
 #include <new>
 
+#include "tensor/cuda.h"
+
 namespace fwpkm {
 namespace {
 
@@ -15,6 +17,40 @@ constexpr size_t kAlign = 64;
 // Requests are rounded up to this, so that sizes that differ a little share blocks.
 constexpr size_t kGranule = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
+
+// Memory of a device; null if there is none left.
+void* system_allocate(DeviceKind device, size_t bytes) {
+  if (device == DeviceKind::kCuda) {
+    return cuda::allocate(bytes);
+  }
+  // Large blocks start on a huge page and ask for huge pages: tables and weights are read all
+  // over, and page walks would cost more than the reads.
+  const bool huge = bytes >= 2 * kHugePage;
+  void* data = nullptr;
+  if (posix_memalign(&data, huge ? kHugePage : kAlign, bytes) != 0) {
+    return nullptr;
+  }
+  if (huge) {
+    madvise(data, bytes, MADV_HUGEPAGE);  // advice only; failing changes nothing
+  }
+  return data;
+}
+
+void system_free(DeviceKind device, void* data) {
+  if (device == DeviceKind::kCuda) {
+    cuda::release(data);
+  } else {
+    std::free(data);
+  }
+}
+
+void poison(DeviceKind device, void* data, size_t bytes) {
+  if (device == DeviceKind::kCuda) {
+    cuda::fill(data, 0xff, bytes);
+  } else {
+    std::memset(data, 0xff, bytes);
+  }
+}
 
 size_t rounded(size_t bytes) {
   const size_t unit = bytes < kGranule ? kAlign : kGranule;
@@ -33,16 +69,22 @@ Device Device::parse(const std::string& name) {
   if (name == "plain") {
     return plain();
   }
-  require(name != "cuda", "device",
+  require(name == "cuda", "device", "there is no device '{}'; use cpu, cuda, reference or plain",
+          name);
+  require(cuda::built(), "device",
           "this build has no CUDA backend; use --device cpu or --device reference");
-  fail("device", "there is no device '{}'; use cpu, reference or plain", name);
+  if (cuda::devices() == 0) {
+    fmt::print(stderr, "note: there is no GPU that can be used; running on the CPU\n");
+    return cpu();
+  }
+  return cuda();
 }
 
 Block::~Block() {
   if (pool_ != nullptr) {
     pool_->release(data_, bytes_);
   } else {
-    std::free(data_);
+    system_free(device_, data_);
   }
 }
 
@@ -64,17 +106,11 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
     data = it->second.back();
     it->second.pop_back();
   } else {
-    // Large blocks start on a huge page and ask for huge pages: tables and weights are read all
-    // over, and page walks would cost more than the reads.
-    const bool huge = size >= 2 * kHugePage && !dry_;
     if (dry_) {
       data = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       data = data == MAP_FAILED ? nullptr : data;
-    } else if (posix_memalign(&data, huge ? kHugePage : kAlign, size) != 0) {
-      data = nullptr;
-    }
-    if (data != nullptr && huge) {
-      madvise(data, size, MADV_HUGEPAGE);  // advice only; failing changes nothing
+    } else {
+      data = system_allocate(device_.kind, size);
     }
     if (data == nullptr) {
       throw OutOfMemory(fmt::format(
@@ -87,9 +123,9 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
   used_ += got;
   peak_ = std::max(peak_, used_);
   if (poison_ && !dry_) {
-    std::memset(data, 0xff, got);
+    poison(device_.kind, data, got);
   }
-  return std::make_shared<Block>(this, data, got);
+  return std::make_shared<Block>(this, device_.kind, data, got);
 }
 
 std::shared_ptr<Block> Pool::allocate_kept(size_t bytes) {
@@ -97,15 +133,15 @@ std::shared_ptr<Block> Pool::allocate_kept(size_t bytes) {
     return allocate(bytes);
   }
   const size_t size = rounded(bytes);
-  void* data = nullptr;
-  if (posix_memalign(&data, kAlign, size) != 0) {
+  void* data = system_allocate(device_.kind, size);
+  if (data == nullptr) {
     throw OutOfMemory(
         fmt::format("[memory] out of memory asking for {} MiB of a stream's state", size >> 20));
   }
   if (poison_) {
-    std::memset(data, 0xff, size);
+    poison(device_.kind, data, size);
   }
-  return std::make_shared<Block>(nullptr, data, size);
+  return std::make_shared<Block>(nullptr, device_.kind, data, size);
 }
 
 void Pool::release(void* data, size_t bytes) {
@@ -119,7 +155,7 @@ void Pool::trim() {
       if (dry_) {
         munmap(block, bytes);
       } else {
-        std::free(block);
+        system_free(device_.kind, block);
       }
       held_ -= bytes;
     }
@@ -140,6 +176,9 @@ std::unique_ptr<Pool> PoolSet::take() {
 void PoolSet::give_back(std::unique_ptr<Pool> pool) {
   // A block that comes back later would change a pool that another thread has by then.
   assert(pool->used_bytes() == 0 && "tensors must go before the loan of their pool ends");
+  if (device_.kind == DeviceKind::kCuda) {
+    cuda::synchronize();  // the next thread has a stream of its own
+  }
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(pool));
 }

@@ -21,6 +21,7 @@ struct Device {
   // The scalar reference code in float: the plain implementation that fast kernels are judged by.
   static Device plain() { return {DeviceKind::kReference, DType::kF32}; }
   static Device cpu() { return {DeviceKind::kCpu, DType::kF32}; }
+  static Device cuda() { return {DeviceKind::kCuda, DType::kF32}; }
   // "reference", "plain", "cpu" or "cuda"; an error names the devices of this build.
   static Device parse(const std::string& name);
 };
@@ -31,7 +32,8 @@ class Pool;
 // system's.
 class Block {
  public:
-  Block(Pool* pool, void* data, size_t bytes) : pool_(pool), data_(data), bytes_(bytes) {}
+  Block(Pool* pool, DeviceKind device, void* data, size_t bytes)
+      : pool_(pool), device_(device), data_(data), bytes_(bytes) {}
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -40,6 +42,7 @@ class Block {
 
  private:
   Pool* pool_;
+  DeviceKind device_;
   void* data_;
   size_t bytes_;
 };

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "tensor/cuda.h"
 #include "tensor/profile.h"
 #include "tensor/tape.h"
 
@@ -150,7 +151,11 @@ Tensor Run::from_host(const char* name, const Shape& shape, std::span<const int3
   require(static_cast<int64_t>(values.size()) == shape.size(), "tensor",
           "{} values do not fill {} {}", values.size(), name, shape.str());
   Tensor t = make(name, shape, DType::kI32);
-  std::memcpy(t.view().data, values.data(), values.size_bytes());
+  if (device().kind == DeviceKind::kCuda && !pool_.dry()) {
+    cuda::copy_in(t.view().data, values.data(), values.size_bytes());
+  } else if (device().kind != DeviceKind::kCuda) {
+    std::memcpy(t.view().data, values.data(), values.size_bytes());
+  }
   return t;
 }
 
@@ -210,7 +215,52 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
   tape_->record({&op, std::move(in), std::move(out), std::move(saved), attributes});
 }
 
+namespace {
+
+// Memory of the host for a view of the GPU: contiguous, of the same shape and type.
+struct Staged {
+  std::vector<std::byte> bytes;
+  View view;
+
+  explicit Staged(const View& of) : bytes(static_cast<size_t>(of.bytes())) {
+    view = View(of.name, bytes.data(), of.dtype, DeviceKind::kCpu, of.shape);
+  }
+};
+
+// A contiguous view of the GPU, either `of` itself or memory that goes with this.
+struct Packed {
+  void* own = nullptr;
+  View view;
+
+  explicit Packed(const View& of) : view(of) {
+    if (!of.contiguous()) {
+      own = cuda::allocate(static_cast<size_t>(of.bytes()));
+      require(own != nullptr, "memory", "the GPU has no {} bytes left to copy {}", of.bytes(),
+              of.name);
+      view = View(of.name, own, of.dtype, of.device, of.shape);
+    }
+  }
+  ~Packed() {
+    if (own != nullptr) {
+      cuda::release(own);
+    }
+  }
+  Packed(const Packed&) = delete;
+  Packed& operator=(const Packed&) = delete;
+};
+
+}  // namespace
+
 std::vector<double> to_host(const View& view) {
+  if (view.device == DeviceKind::kCuda && view.size() > 0) {
+    Staged staged(view);
+    const Packed packed(view);
+    if (packed.own != nullptr) {
+      cuda::copy_view(view, packed.view);
+    }
+    cuda::copy_out(staged.bytes.data(), packed.view.data, staged.bytes.size());
+    return to_host(staged.view);
+  }
   std::vector<double> values(static_cast<size_t>(view.size()));
   with_type(view, [&]<typename T>(T*) {
     for_each<T>(view, [&](const T* x, int64_t i) { values[i] = static_cast<double>(*x); });
@@ -221,12 +271,31 @@ std::vector<double> to_host(const View& view) {
 void copy_from_host(const View& view, std::span<const double> values) {
   require(static_cast<int64_t>(values.size()) == view.size(), "tensor",
           "{} values do not fill {} {}", values.size(), view.name, view.shape.str());
+  if (view.device == DeviceKind::kCuda && view.size() > 0) {
+    Staged staged(view);
+    copy_from_host(staged.view, values);
+    const Packed packed(view);
+    cuda::copy_in(packed.view.data, staged.bytes.data(), staged.bytes.size());
+    if (packed.own != nullptr) {
+      cuda::copy_view(packed.view, view);
+      cuda::synchronize();
+    }
+    return;
+  }
   with_type(view, [&]<typename T>(T*) {
     for_each<T>(view, [&](T* x, int64_t i) { *x = static_cast<T>(values[i]); });
   });
 }
 
 void fill_zero(const View& view) {
+  if (view.device == DeviceKind::kCuda) {
+    if (view.contiguous()) {
+      cuda::fill(view.data, 0, static_cast<size_t>(view.bytes()));
+    } else {
+      copy_from_host(view, std::vector<double>(static_cast<size_t>(view.size())));
+    }
+    return;
+  }
   if (view.contiguous()) {
     std::memset(view.data, 0, static_cast<size_t>(view.bytes()));
     return;
@@ -237,6 +306,10 @@ void fill_zero(const View& view) {
 void copy_view(const View& from, const View& to) {
   require(from.shape == to.shape && from.dtype == to.dtype && from.rank() > 0, "tensor",
           "{} {} cannot be copied to {} {}", from.name, from.shape.str(), to.name, to.shape.str());
+  if (from.device == DeviceKind::kCuda) {
+    cuda::copy_view(from, to);
+    return;
+  }
   // The longest run of elements that is contiguous in both is moved at once.
   int inner = from.rank();
   int64_t run = 1;

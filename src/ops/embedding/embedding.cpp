@@ -9,7 +9,8 @@ const Op kEmbedding = {
     .reference_f64 = {&embedding_forward_reference<double>, &embedding_backward_reference<double>},
     .reference_f32 = {&embedding_forward_reference<float>, &embedding_backward_reference<float>},
     .cpu = {&embedding_forward_cpu, &embedding_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&embedding_forward_cuda, &embedding_backward_cuda,
+                               &embedding_workspace_cuda),
 };
 
 Tensor embedding(Run& run, const Tensor& ids, const Tensor& table) {

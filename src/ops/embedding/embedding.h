@@ -13,5 +13,8 @@ extern const Op kEmbedding;
 std::vector<struct Case> embedding_cases();
 void embedding_forward_cpu(const OpArgs& args);
 void embedding_backward_cpu(const OpArgs& args);
+void embedding_forward_cuda(const OpArgs& args);
+void embedding_backward_cuda(const OpArgs& args);
+size_t embedding_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -9,7 +9,7 @@ const Op kLinear = {
     .reference_f64 = {&linear_forward_reference<double>, &linear_backward_reference<double>},
     .reference_f32 = {&linear_forward_reference<float>, &linear_backward_reference<float>},
     .cpu = {&linear_forward_cpu, &linear_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&linear_forward_cuda, &linear_backward_cuda, &linear_workspace_cuda),
     .pass_through = 3,
 };
 

@@ -14,6 +14,9 @@ extern const Op kLinear;
 std::vector<struct Case> linear_cases();
 void linear_forward_cpu(const OpArgs& args);
 void linear_backward_cpu(const OpArgs& args);
+void linear_forward_cuda(const OpArgs& args);
+void linear_backward_cuda(const OpArgs& args);
+size_t linear_workspace_cuda(const OpArgs& args, bool backward);
 
 // Up to this many rows a product is a walk over the weights, bound by memory: each weight row is
 // read once for all of them.

@@ -9,7 +9,8 @@ const Op kRmsNorm = {
     .reference_f64 = {&rms_norm_forward_reference<double>, &rms_norm_backward_reference<double>},
     .reference_f32 = {&rms_norm_forward_reference<float>, &rms_norm_backward_reference<float>},
     .cpu = {&rms_norm_forward_cpu, &rms_norm_backward_cpu, &rms_norm_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&rms_norm_forward_cuda, &rms_norm_backward_cuda,
+                               &rms_norm_workspace_cuda),
 };
 
 Tensor rms_norm(Run& run, const Tensor& x, const Tensor& w, RmsNormSettings settings) {

@@ -21,5 +21,8 @@ std::vector<struct Case> rms_norm_cases();
 void rms_norm_forward_cpu(const OpArgs& args);
 void rms_norm_backward_cpu(const OpArgs& args);
 size_t rms_norm_workspace_cpu(const OpArgs& args, bool backward);
+void rms_norm_forward_cuda(const OpArgs& args);
+void rms_norm_backward_cuda(const OpArgs& args);
+size_t rms_norm_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -9,7 +9,7 @@ const Op kSwiglu = {
     .reference_f64 = {&swiglu_forward_reference<double>, &swiglu_backward_reference<double>},
     .reference_f32 = {&swiglu_forward_reference<float>, &swiglu_backward_reference<float>},
     .cpu = {&swiglu_forward_cpu, &swiglu_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&swiglu_forward_cuda, &swiglu_backward_cuda),
 };
 
 Tensor swiglu(Run& run, const Tensor& gate, const Tensor& up) {

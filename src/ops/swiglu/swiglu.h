@@ -12,5 +12,7 @@ extern const Op kSwiglu;
 std::vector<struct Case> swiglu_cases();
 void swiglu_forward_cpu(const OpArgs& args);
 void swiglu_backward_cpu(const OpArgs& args);
+void swiglu_forward_cuda(const OpArgs& args);
+void swiglu_backward_cuda(const OpArgs& args);
 
 }  // namespace fwpkm
