@@ -48,11 +48,13 @@ void load_parameters(const SafeTensors& file, const std::string& prefix, const M
     }
     const View& to = parameters->writable(spec.name);
     const auto count = static_cast<size_t>(to.size());
-    if (to.dtype == DType::kF64) {
-      file.read(name, to.ptr<double>(), count);
-    } else {
-      file.read(name, to.ptr<float>(), count);
-    }
+    fill_on_host(to, [&](const View& host) {
+      if (host.dtype == DType::kF64) {
+        file.read(name, host.ptr<double>(), count);
+      } else {
+        file.read(name, host.ptr<float>(), count);
+      }
+    });
   }
   for (const TensorInfo& info : file.tensors()) {
     if (!info.name.starts_with(prefix) || known.contains(info.name)) {
@@ -82,12 +84,14 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& folder, Device de
 
 void append_view(SafeTensorsWriter* writer, const std::string& name, const View& view) {
   require(view.contiguous(), "model", "{} is not contiguous and cannot be written", name);
-  const auto count = static_cast<size_t>(view.size());
-  if (view.dtype == DType::kF64) {
-    writer->append(name, std::span<const double>(view.ptr<double>(), count));
-  } else {
-    writer->append(name, std::span<const float>(view.ptr<float>(), count));
-  }
+  read_on_host(view, [&](const View& host) {
+    const auto count = static_cast<size_t>(host.size());
+    if (host.dtype == DType::kF64) {
+      writer->append(name, std::span<const double>(host.ptr<double>(), count));
+    } else {
+      writer->append(name, std::span<const float>(host.ptr<float>(), count));
+    }
+  });
 }
 
 void save_model(const Model& model, const std::filesystem::path& folder, DType dtype) {

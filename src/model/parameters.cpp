@@ -299,30 +299,32 @@ void Parameters::initialize(uint64_t seed) {
     for (size_t p = 0; p < specs_.size(); ++p) {
       const Init init = specs_[p].init;
       const Random random(seed, p);
-      T* to = tensors_[p].view().ptr<T>();
-      parallel_ranges(specs_[p].shape.size(), 4096, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const auto at = static_cast<uint64_t>(i);
-          double x = 0;
-          switch (init.kind) {
-            case Init::Kind::kZero:
-              break;
-            case Init::Kind::kOne:
-              x = 1;
-              break;
-            case Init::Kind::kNormal:
-              x = init.scale * random.normal_at(at);
-              break;
-            case Init::Kind::kUniform:
-              x = init.scale * (2 * random.uniform_at(at) - 1);
-              break;
-            case Init::Kind::kLogUniform:
-              x = std::log(init.scale * (1 - random.uniform_at(at)));
-              break;
+      fill_on_host(tensors_[p].view(), [&](const View& host) {
+        T* to = host.ptr<T>();
+        parallel_ranges(specs_[p].shape.size(), 4096, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            const auto at = static_cast<uint64_t>(i);
+            double x = 0;
+            switch (init.kind) {
+              case Init::Kind::kZero:
+                break;
+              case Init::Kind::kOne:
+                x = 1;
+                break;
+              case Init::Kind::kNormal:
+                x = init.scale * random.normal_at(at);
+                break;
+              case Init::Kind::kUniform:
+                x = init.scale * (2 * random.uniform_at(at) - 1);
+                break;
+              case Init::Kind::kLogUniform:
+                x = std::log(init.scale * (1 - random.uniform_at(at)));
+                break;
+            }
+            // The same start on every device: numbers that fit a float.
+            to[i] = static_cast<T>(static_cast<float>(x));
           }
-          // The same start on every device: numbers that fit a float.
-          to[i] = static_cast<T>(static_cast<float>(x));
-        }
+        });
       });
     }
   };
@@ -332,7 +334,7 @@ void Parameters::initialize(uint64_t seed) {
 
 void Parameters::zero_gradients() {
   if (grads_) {
-    std::memset(grads_->data(), 0, grads_->bytes());
+    grads_->zero();
   }
 }
 

@@ -44,11 +44,11 @@ void system_free(DeviceKind device, void* data) {
   }
 }
 
-void poison(DeviceKind device, void* data, size_t bytes) {
+void fill_bytes(DeviceKind device, void* data, int byte, size_t bytes) {
   if (device == DeviceKind::kCuda) {
-    cuda::fill(data, 0xff, bytes);
+    cuda::fill(data, byte, bytes);
   } else {
-    std::memset(data, 0xff, bytes);
+    std::memset(data, byte, bytes);
   }
 }
 
@@ -88,6 +88,10 @@ Block::~Block() {
   }
 }
 
+void Block::zero() {
+  fill_bytes(device_, data_, 0, bytes_);
+}
+
 Pool::~Pool() {
   trim();
 }
@@ -123,7 +127,7 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
   used_ += got;
   peak_ = std::max(peak_, used_);
   if (poison_ && !dry_) {
-    poison(device_.kind, data, got);
+    fill_bytes(device_.kind, data, 0xff, got);
   }
   return std::make_shared<Block>(this, device_.kind, data, got);
 }
@@ -139,7 +143,7 @@ std::shared_ptr<Block> Pool::allocate_kept(size_t bytes) {
         fmt::format("[memory] out of memory asking for {} MiB of a stream's state", size >> 20));
   }
   if (poison_) {
-    poison(device_.kind, data, size);
+    fill_bytes(device_.kind, data, 0xff, size);
   }
   return std::make_shared<Block>(nullptr, device_.kind, data, size);
 }

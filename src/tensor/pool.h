@@ -39,6 +39,7 @@ class Block {
   Block& operator=(const Block&) = delete;
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  void zero();
 
  private:
   Pool* pool_;

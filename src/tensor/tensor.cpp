@@ -303,6 +303,28 @@ void fill_zero(const View& view) {
   with_type(view, [&]<typename T>(T*) { for_each<T>(view, [](T* x, int64_t) { *x = T(0); }); });
 }
 
+void fill_on_host(const View& to, const std::function<void(const View& host)>& fill) {
+  if (to.device != DeviceKind::kCuda) {
+    fill(to);
+    return;
+  }
+  require(to.contiguous(), "tensor", "{} is not contiguous and cannot be filled", to.name);
+  Staged staged(to);
+  fill(staged.view);
+  cuda::copy_in(to.data, staged.bytes.data(), staged.bytes.size());
+}
+
+void read_on_host(const View& from, const std::function<void(const View& host)>& read) {
+  if (from.device != DeviceKind::kCuda) {
+    read(from);
+    return;
+  }
+  require(from.contiguous(), "tensor", "{} is not contiguous and cannot be read", from.name);
+  Staged staged(from);
+  cuda::copy_out(staged.bytes.data(), from.data, staged.bytes.size());
+  read(staged.view);
+}
+
 void copy_view(const View& from, const View& to) {
   require(from.shape == to.shape && from.dtype == to.dtype && from.rank() > 0, "tensor",
           "{} {} cannot be copied to {} {}", from.name, from.shape.str(), to.name, to.shape.str());

@@ -106,6 +106,11 @@ std::vector<double> to_host(const View& view);
 // Fills a view of any float type.
 void copy_from_host(const View& view, std::span<const double> values);
 void fill_zero(const View& view);
+// Lets `fill` write a contiguous view in memory of the host, all of it: the view itself where it
+// lies there, else a copy that goes to the device afterwards.
+void fill_on_host(const View& to, const std::function<void(const View& host)>& fill);
+// The same for reading.
+void read_on_host(const View& from, const std::function<void(const View& host)>& read);
 // Copies between views of one shape, type and device, whatever their strides.
 void copy_view(const View& from, const View& to);
 

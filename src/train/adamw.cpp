@@ -1,7 +1,6 @@
 #include "train/adamw.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "train/adamw_kernels.h"
 
@@ -20,7 +19,7 @@ AdamW::AdamW(Parameters* parameters) : parameters_(parameters), pool_(parameters
     total += spec.fast ? 0 : 2 * padded(spec);
   }
   moments_ = pool_.allocate(total);
-  std::memset(moments_->data(), 0, moments_->bytes());
+  moments_->zero();
   auto* at = static_cast<char*>(moments_->data());
   for (size_t p = 0; p < specs.size(); ++p) {
     if (specs[p].fast) {

@@ -18,4 +18,9 @@ void adamw_update(const View& p, const View& g, const View& m, const View& v,
                   const AdamWConstants& constants);
 double sum_of_squares(const View& x);
 
+// On a GPU.
+void adamw_update_cuda(const View& p, const View& g, const View& m, const View& v,
+                       const AdamWConstants& constants);
+double sum_of_squares_cuda(const View& x);
+
 }  // namespace fwpkm

@@ -74,11 +74,13 @@ void read_optimizer(const fs::path& path, AdamW* optimizer) {
     const auto count = static_cast<size_t>(to.size());
     require(file.info(name).count() == count, "run", "{}: {} has {} numbers, not {}", path.string(),
             name, file.info(name).count(), count);
-    if (to.dtype == DType::kF64) {
-      file.read(name, to.ptr<double>(), count);
-    } else {
-      file.read(name, to.ptr<float>(), count);
-    }
+    fill_on_host(to, [&](const View& host) {
+      if (host.dtype == DType::kF64) {
+        file.read(name, host.ptr<double>(), count);
+      } else {
+        file.read(name, host.ptr<float>(), count);
+      }
+    });
   };
   optimizer->for_moments([&](const std::string& name, const View& first, const View& second) {
     read(moment_name("first", name), first);

@@ -9,7 +9,8 @@ const Op kAttention = {
     .reference_f64 = {&attention_forward_reference<double>, &attention_backward_reference<double>},
     .reference_f32 = {&attention_forward_reference<float>, &attention_backward_reference<float>},
     .cpu = {&attention_forward_cpu, &attention_backward_cpu, &attention_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&attention_forward_cuda, &attention_backward_cuda,
+                               &attention_workspace_cuda),
 };
 
 Tensor attention(Run& run, const Tensor& q, const Tensor& k, const Tensor& v,

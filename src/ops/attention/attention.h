@@ -27,5 +27,8 @@ std::vector<struct Case> attention_cases();
 void attention_forward_cpu(const OpArgs& args);
 void attention_backward_cpu(const OpArgs& args);
 size_t attention_workspace_cpu(const OpArgs& args, bool backward);
+void attention_forward_cuda(const OpArgs& args);
+void attention_backward_cuda(const OpArgs& args);
+size_t attention_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -9,7 +9,7 @@ const Op kBlend = {
     .reference_f64 = {&blend_forward_reference<double>, &blend_backward_reference<double>},
     .reference_f32 = {&blend_forward_reference<float>, &blend_backward_reference<float>},
     .cpu = {&blend_forward_cpu, &blend_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&blend_forward_cuda, &blend_backward_cuda),
 };
 
 Tensor blend(Run& run, const Tensor& a, const Tensor& b, const Tensor& g) {

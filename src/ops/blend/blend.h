@@ -15,5 +15,7 @@ extern const Op kBlend;
 std::vector<struct Case> blend_cases();
 void blend_forward_cpu(const OpArgs& args);
 void blend_backward_cpu(const OpArgs& args);
+void blend_forward_cuda(const OpArgs& args);
+void blend_backward_cuda(const OpArgs& args);
 
 }  // namespace fwpkm

@@ -11,7 +11,8 @@ const Op kDeltaGates = {
     .reference_f32 = {&delta_gates_forward_reference<float>,
                       &delta_gates_backward_reference<float>},
     .cpu = {&delta_gates_forward_cpu, &delta_gates_backward_cpu, &delta_gates_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&delta_gates_forward_cuda, &delta_gates_backward_cuda,
+                               &delta_gates_workspace_cuda),
 };
 
 DeltaGates delta_gates(Run& run, const Tensor& ba, const Tensor& a_log, const Tensor& dt_bias,

@@ -31,5 +31,8 @@ std::vector<struct Case> delta_gates_cases();
 void delta_gates_forward_cpu(const OpArgs& args);
 void delta_gates_backward_cpu(const OpArgs& args);
 size_t delta_gates_workspace_cpu(const OpArgs& args, bool backward);
+void delta_gates_forward_cuda(const OpArgs& args);
+void delta_gates_backward_cuda(const OpArgs& args);
+size_t delta_gates_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -10,7 +10,8 @@ const Op kDeltaRule = {
                       &delta_rule_backward_reference<double>},
     .reference_f32 = {&delta_rule_forward_reference<float>, &delta_rule_backward_reference<float>},
     .cpu = {&delta_rule_forward_cpu, &delta_rule_backward_cpu, &delta_rule_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&delta_rule_forward_cuda, &delta_rule_backward_cuda,
+                               &delta_rule_workspace_cuda),
 };
 
 Tensor delta_rule(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,

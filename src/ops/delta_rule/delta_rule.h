@@ -62,5 +62,8 @@ std::vector<struct Case> delta_rule_cases();
 void delta_rule_forward_cpu(const OpArgs& args);
 void delta_rule_backward_cpu(const OpArgs& args);
 size_t delta_rule_workspace_cpu(const OpArgs& args, bool backward);
+void delta_rule_forward_cuda(const OpArgs& args);
+void delta_rule_backward_cuda(const OpArgs& args);
+size_t delta_rule_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -9,7 +9,7 @@ const Op kGate = {
     .reference_f64 = {&gate_forward_reference<double>, &gate_backward_reference<double>},
     .reference_f32 = {&gate_forward_reference<float>, &gate_backward_reference<float>},
     .cpu = {&gate_forward_cpu, &gate_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&gate_forward_cuda, &gate_backward_cuda),
 };
 
 Tensor sigmoid_gate(Run& run, const Tensor& x, const Tensor& z) {

@@ -13,5 +13,7 @@ extern const Op kGate;
 std::vector<struct Case> gate_cases();
 void gate_forward_cpu(const OpArgs& args);
 void gate_backward_cpu(const OpArgs& args);
+void gate_forward_cuda(const OpArgs& args);
+void gate_backward_cuda(const OpArgs& args);
 
 }  // namespace fwpkm

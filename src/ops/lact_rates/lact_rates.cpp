@@ -10,7 +10,7 @@ const Op kLactRates = {
                       &lact_rates_backward_reference<double>},
     .reference_f32 = {&lact_rates_forward_reference<float>, &lact_rates_backward_reference<float>},
     .cpu = {&lact_rates_forward_cpu, &lact_rates_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&lact_rates_forward_cuda, &lact_rates_backward_cuda),
 };
 
 LactRates lact_rates(Run& run, const Tensor& x, const Tensor& y, double base) {

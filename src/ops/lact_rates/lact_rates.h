@@ -25,5 +25,7 @@ extern const Op kLactRates;
 std::vector<struct Case> lact_rates_cases();
 void lact_rates_forward_cpu(const OpArgs& args);
 void lact_rates_backward_cpu(const OpArgs& args);
+void lact_rates_forward_cuda(const OpArgs& args);
+void lact_rates_backward_cuda(const OpArgs& args);
 
 }  // namespace fwpkm

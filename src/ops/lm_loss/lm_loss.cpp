@@ -9,7 +9,8 @@ const Op kLmLoss = {
     .reference_f64 = {&lm_loss_forward_reference<double>, &lm_loss_backward_reference<double>},
     .reference_f32 = {&lm_loss_forward_reference<float>, &lm_loss_backward_reference<float>},
     .cpu = {&lm_loss_forward_cpu, &lm_loss_backward_cpu, &lm_loss_workspace_cpu},
-    .cuda = {},
+    .cuda =
+        FWPKM_CUDA_KERNELS(&lm_loss_forward_cuda, &lm_loss_backward_cuda, &lm_loss_workspace_cuda),
 };
 
 LmLoss lm_loss(Run& run, const Tensor& h, const Tensor& table, const Tensor& labels) {

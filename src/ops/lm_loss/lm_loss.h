@@ -23,5 +23,8 @@ std::vector<struct Case> lm_loss_cases();
 void lm_loss_forward_cpu(const OpArgs& args);
 void lm_loss_backward_cpu(const OpArgs& args);
 size_t lm_loss_workspace_cpu(const OpArgs& args, bool backward);
+void lm_loss_forward_cuda(const OpArgs& args);
+void lm_loss_backward_cuda(const OpArgs& args);
+size_t lm_loss_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

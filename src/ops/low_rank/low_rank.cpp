@@ -9,7 +9,7 @@ const Op kLowRank = {
     .reference_f64 = {&low_rank_forward_reference<double>, &low_rank_backward_reference<double>},
     .reference_f32 = {&low_rank_forward_reference<float>, &low_rank_backward_reference<float>},
     .cpu = {&low_rank_forward_cpu, &low_rank_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&low_rank_forward_cuda, &low_rank_backward_cuda),
 };
 
 Tensor low_rank(Run& run, const Tensor& left, const Tensor& right, double diagonal) {

@@ -17,5 +17,7 @@ extern const Op kLowRank;
 std::vector<struct Case> low_rank_cases();
 void low_rank_forward_cpu(const OpArgs& args);
 void low_rank_backward_cpu(const OpArgs& args);
+void low_rank_forward_cuda(const OpArgs& args);
+void low_rank_backward_cuda(const OpArgs& args);
 
 }  // namespace fwpkm

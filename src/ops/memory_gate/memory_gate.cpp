@@ -11,7 +11,7 @@ const Op kMemoryGate = {
     .reference_f32 = {&memory_gate_forward_reference<float>,
                       &memory_gate_backward_reference<float>},
     .cpu = {&memory_gate_forward_cpu, &memory_gate_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&memory_gate_forward_cuda, &memory_gate_backward_cuda),
 };
 
 Tensor memory_gate(Run& run, const Tensor& logits) {

@@ -13,5 +13,7 @@ extern const Op kMemoryGate;
 std::vector<struct Case> memory_gate_cases();
 void memory_gate_forward_cpu(const OpArgs& args);
 void memory_gate_backward_cpu(const OpArgs& args);
+void memory_gate_forward_cuda(const OpArgs& args);
+void memory_gate_backward_cuda(const OpArgs& args);
 
 }  // namespace fwpkm

@@ -9,7 +9,8 @@ const Op kNormGate = {
     .reference_f64 = {&norm_gate_forward_reference<double>, &norm_gate_backward_reference<double>},
     .reference_f32 = {&norm_gate_forward_reference<float>, &norm_gate_backward_reference<float>},
     .cpu = {&norm_gate_forward_cpu, &norm_gate_backward_cpu, &norm_gate_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&norm_gate_forward_cuda, &norm_gate_backward_cuda,
+                               &norm_gate_workspace_cuda),
 };
 
 Tensor norm_gate(Run& run, const Tensor& x, const Tensor& w, const Tensor& z, double eps) {

@@ -18,5 +18,8 @@ std::vector<struct Case> norm_gate_cases();
 void norm_gate_forward_cpu(const OpArgs& args);
 void norm_gate_backward_cpu(const OpArgs& args);
 size_t norm_gate_workspace_cpu(const OpArgs& args, bool backward);
+void norm_gate_forward_cuda(const OpArgs& args);
+void norm_gate_backward_cuda(const OpArgs& args);
+size_t norm_gate_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -9,7 +9,8 @@ const Op kNormRope = {
     .reference_f64 = {&norm_rope_forward_reference<double>, &norm_rope_backward_reference<double>},
     .reference_f32 = {&norm_rope_forward_reference<float>, &norm_rope_backward_reference<float>},
     .cpu = {&norm_rope_forward_cpu, &norm_rope_backward_cpu, &norm_rope_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&norm_rope_forward_cuda, &norm_rope_backward_cuda,
+                               &norm_rope_workspace_cuda),
 };
 
 Tensor norm_rope(Run& run, const Tensor& x, const Tensor& w, const Tensor& cos, const Tensor& sin,

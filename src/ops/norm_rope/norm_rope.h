@@ -27,5 +27,8 @@ std::vector<struct Case> norm_rope_cases();
 void norm_rope_forward_cpu(const OpArgs& args);
 void norm_rope_backward_cpu(const OpArgs& args);
 size_t norm_rope_workspace_cpu(const OpArgs& args, bool backward);
+void norm_rope_forward_cuda(const OpArgs& args);
+void norm_rope_backward_cuda(const OpArgs& args);
+size_t norm_rope_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

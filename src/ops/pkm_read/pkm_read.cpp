@@ -9,7 +9,8 @@ const Op kPkmRead = {
     .reference_f64 = {&pkm_read_forward_reference<double>, &pkm_read_backward_reference<double>},
     .reference_f32 = {&pkm_read_forward_reference<float>, &pkm_read_backward_reference<float>},
     .cpu = {&pkm_read_forward_cpu, &pkm_read_backward_cpu, &pkm_read_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&pkm_read_forward_cuda, &pkm_read_backward_cuda,
+                               &pkm_read_workspace_cuda),
 };
 
 PkmRead pkm_read(Run& run, const Tensor& q, const Tensor& keys, const Tensor& values,

@@ -32,6 +32,9 @@ std::vector<struct Case> pkm_read_cases();
 void pkm_read_forward_cpu(const OpArgs& args);
 void pkm_read_backward_cpu(const OpArgs& args);
 size_t pkm_read_workspace_cpu(const OpArgs& args, bool backward);
+void pkm_read_forward_cuda(const OpArgs& args);
+void pkm_read_backward_cuda(const OpArgs& args);
+size_t pkm_read_workspace_cuda(const OpArgs& args, bool backward);
 
 // The sizes of a call.
 struct PkmSizes {

@@ -9,7 +9,7 @@ const Op kRope = {
     .reference_f64 = {&rope_forward_reference<double>, &rope_backward_reference<double>},
     .reference_f32 = {&rope_forward_reference<float>, &rope_backward_reference<float>},
     .cpu = {&rope_forward_cpu, &rope_backward_cpu, &rope_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&rope_forward_cuda, &rope_backward_cuda),
 };
 
 void require_rope_tables(const char* tag, const Tensor& cos, const Tensor& sin, int64_t tokens,

@@ -22,6 +22,8 @@ std::vector<struct Case> rope_cases();
 void rope_forward_cpu(const OpArgs& args);
 void rope_backward_cpu(const OpArgs& args);
 size_t rope_workspace_cpu(const OpArgs& args, bool backward);
+void rope_forward_cuda(const OpArgs& args);
+void rope_backward_cuda(const OpArgs& args);
 
 // Refuses tables that do not fit `tokens` tokens with heads of `width` features.
 void require_rope_tables(const char* tag, const Tensor& cos, const Tensor& sin, int64_t tokens,

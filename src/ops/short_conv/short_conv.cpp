@@ -10,7 +10,8 @@ const Op kShortConv = {
                       &short_conv_backward_reference<double>},
     .reference_f32 = {&short_conv_forward_reference<float>, &short_conv_backward_reference<float>},
     .cpu = {&short_conv_forward_cpu, &short_conv_backward_cpu, &short_conv_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&short_conv_forward_cuda, &short_conv_backward_cuda,
+                               &short_conv_workspace_cuda),
 };
 
 Tensor short_conv(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& w,

@@ -22,5 +22,8 @@ std::vector<struct Case> short_conv_cases();
 void short_conv_forward_cpu(const OpArgs& args);
 void short_conv_backward_cpu(const OpArgs& args);
 size_t short_conv_workspace_cpu(const OpArgs& args, bool backward);
+void short_conv_forward_cuda(const OpArgs& args);
+void short_conv_backward_cuda(const OpArgs& args);
+size_t short_conv_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

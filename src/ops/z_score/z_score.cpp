@@ -9,7 +9,7 @@ const Op kZScore = {
     .reference_f64 = {&z_score_forward_reference<double>, &z_score_backward_reference<double>},
     .reference_f32 = {&z_score_forward_reference<float>, &z_score_backward_reference<float>},
     .cpu = {&z_score_forward_cpu, &z_score_backward_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&z_score_forward_cuda, &z_score_backward_cuda),
 };
 
 Tensor z_score(Run& run, const Tensor& x) {

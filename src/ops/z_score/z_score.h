@@ -18,5 +18,7 @@ extern const Op kZScore;
 std::vector<struct Case> z_score_cases();
 void z_score_forward_cpu(const OpArgs& args);
 void z_score_backward_cpu(const OpArgs& args);
+void z_score_forward_cuda(const OpArgs& args);
+void z_score_backward_cuda(const OpArgs& args);
 
 }  // namespace fwpkm
