@@ -83,6 +83,11 @@ struct Parts {
 };
 Prepared prepared_parts(const Sizes& n, Parts* parts);
 void prepare(const OpArgs& args, const Sizes& n, const Prepared& to);
+// Leaves dS1 [B, Hv, chunks, dk, dv] and dR [B, T, Hv, dv] of all chunks; `scratch` has
+// walk_back_scratch floats.
+void walk_back(const OpArgs& args, const Sizes& n, const Prepared& prepared, float* ds, float* dr,
+               float* scratch);
+int64_t walk_back_scratch(const Sizes& n);
 // What backward's workspace takes.
 size_t backward_bytes(const Sizes& n);
 

@@ -1,6 +1,9 @@
 // Forward. Columns of S do not meet: a block walks along the sequence with a few columns of one
 // value head, chunk by chunk, or token by token for decoding. What does not depend on S is made
 // before, for all chunks at once.
+#include <algorithm>
+#include <cmath>
+
 #include "ops/delta_rule/chunk.cuh"
 
 namespace fwpkm {
@@ -70,7 +73,7 @@ int64_t walk_size(const Sizes& n) {
 }
 
 template <bool kShared>
-__global__ void __launch_bounds__(kThreads) walk_kernel(ForwardArgs x, Sizes n, int64_t size) {
+__global__ void __launch_bounds__(kThreads, 2) walk_kernel(ForwardArgs x, Sizes n, int64_t size) {
   extern __shared__ float4 shared_memory[];
   __shared__ Gates gates;
   float* qk = kShared ? reinterpret_cast<float*>(shared_memory) : x.scratch + blockIdx.x * size;
