@@ -27,7 +27,7 @@ Tensor repeat(Run& run, const Tensor& w, int64_t count) {
   if (count == 1) {
     return Tensor::constant(w.view().reshape(shape));
   }
-  const Tensor all = run.make(w.view().name, shape);
+  const Tensor all = run.make(w.view().name, shape, w.view().dtype);
   for (int64_t i = 0; i < count && !run.pool().dry(); ++i) {
     copy_view(w.view(), all.view().slice(0, i, i + 1).reshape(w.shape()));
   }
@@ -166,8 +166,9 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
       if (options.write_memory) {
         const auto append = [&](Tensor* queue, const Tensor& part) {
           if (!*queue) {
-            *queue = part.view().rank() == 2 ? run.make_kept("memory.queue", {room})
-                                             : run.make_kept("memory.queue", {room, part.dim(2)});
+            *queue = part.view().rank() == 2
+                         ? run.make_kept("memory.queue", {room}, part.view().dtype)
+                         : run.make_kept("memory.queue", {room, part.dim(2)}, part.view().dtype);
           }
           const View to = queue->view().slice(0, stream.queued, stream.queued + count);
           copy_view(part.view().reshape(to.shape), to);

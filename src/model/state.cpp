@@ -19,7 +19,7 @@ void KvCache::move(Run& run, int64_t keep, int64_t capacity) {
   for (Tensor* cache : {&k, &v}) {
     Shape shape = cache->shape();
     shape.dims[1] = capacity;
-    const Tensor moved = run.make_kept(cache->view().name, shape);
+    const Tensor moved = run.make_kept(cache->view().name, shape, cache->view().dtype);
     if (keep > 0) {
       copy_view(cache->view().slice(1, length - keep, length), moved.view().slice(1, 0, keep));
     }
@@ -33,8 +33,8 @@ void KvCache::append(Run& run, const Tensor& new_k, const Tensor& new_v, int64_t
   if (!k) {
     Shape shape = new_k.shape();
     shape.dims[1] = capacity(time, window);
-    k = run.make_kept("cache.k", shape);
-    v = run.make_kept("cache.v", shape);
+    k = run.make_kept("cache.k", shape, new_k.view().dtype);
+    v = run.make_kept("cache.v", shape, new_v.view().dtype);
   }
   // A later query sees at most window-1 of the rows here now.
   int64_t keep = length;
@@ -89,10 +89,12 @@ void State::reset_mixers(const ModelConfig& config, Run& run) {
     if (config.mixer(l) != Mixer::kGdn) {
       continue;
     }
-    layer.delta = run.make_kept("state.delta", {batch, g.value_heads, g.key_dim, g.value_dim});
+    layer.delta =
+        run.make_kept("state.delta", {batch, g.value_heads, g.key_dim, g.value_dim}, run.wide());
     layer.tail = run.make_kept(
         "state.tail",
-        {batch, g.conv - 1, 2 * g.key_heads * g.key_dim + g.value_heads * g.value_dim});
+        {batch, g.conv - 1, 2 * g.key_heads * g.key_dim + g.value_heads * g.value_dim},
+        run.device().real);
     fill_zero(layer.delta.view());
     fill_zero(layer.tail.view());
   }

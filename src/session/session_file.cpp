@@ -198,7 +198,7 @@ struct SessionFile {
       std::memcpy(to.data, bytes.data(), bytes.size());
     }
     Tensor tensor(const std::string& name, const char* called, const Shape& shape) {
-      const Tensor t = run.make_kept(called, shape);
+      const Tensor t = run.make_kept(called, shape, run.device().real);
       read_into(name, t.view());
       return t;
     }
@@ -208,7 +208,7 @@ struct SessionFile {
       const int64_t bytes = shape.size() / shape[dimension] * rows *
                             static_cast<int64_t>(dtype_size(run.device().real));
       const auto from = file.section(name, static_cast<size_t>(bytes));
-      const Tensor t = run.make_kept(called, shape);
+      const Tensor t = run.make_kept(called, shape, run.device().real);
       std::memcpy(t.view().data, from.data(), from.size());
       return t;
     }

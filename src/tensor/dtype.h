@@ -23,4 +23,13 @@ uint16_t float_to_bf16(float value);
 float f16_to_float(uint16_t bits);
 uint16_t float_to_f16(float value);
 
+// A bf16 in memory of the host, where it is only converted.
+struct Bf16 {
+  uint16_t bits = 0;
+
+  Bf16() = default;
+  explicit Bf16(double value) : bits(float_to_bf16(static_cast<float>(value))) {}
+  explicit operator double() const { return static_cast<double>(bf16_to_float(bits)); }
+};
+
 }  // namespace fwpkm

@@ -59,7 +59,7 @@ size_t rounded(size_t bytes) {
 
 }  // namespace
 
-Device Device::parse(const std::string& name) {
+Device Device::parse(const std::string& name, DType cuda_real) {
   if (name == "reference") {
     return reference();
   }
@@ -69,15 +69,23 @@ Device Device::parse(const std::string& name) {
   if (name == "plain") {
     return plain();
   }
-  require(name == "cuda", "device", "there is no device '{}'; use cpu, cuda, reference or plain",
-          name);
+  DType real = cuda_real;
+  if (name == "cuda:f32") {
+    real = DType::kF32;
+  } else if (name == "cuda:bf16") {
+    real = DType::kBF16;
+  } else {
+    require(name == "cuda", "device",
+            "there is no device '{}'; use cpu, cuda, cuda:f32, cuda:bf16, reference or plain",
+            name);
+  }
   require(cuda::built(), "device",
           "this build has no CUDA backend; use --device cpu or --device reference");
   if (cuda::devices() == 0) {
     fmt::print(stderr, "note: there is no GPU that can be used; running on the CPU\n");
     return cpu();
   }
-  return cuda();
+  return cuda(real);
 }
 
 Block::~Block() {

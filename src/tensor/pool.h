@@ -21,9 +21,14 @@ struct Device {
   // The scalar reference code in float: the plain implementation that fast kernels are judged by.
   static Device plain() { return {DeviceKind::kReference, DType::kF32}; }
   static Device cpu() { return {DeviceKind::kCpu, DType::kF32}; }
-  static Device cuda() { return {DeviceKind::kCuda, DType::kF32}; }
-  // "reference", "plain", "cpu" or "cuda"; an error names the devices of this build.
-  static Device parse(const std::string& name);
+  static Device cuda(DType real) { return {DeviceKind::kCuda, real}; }
+  // "reference", "plain", "cpu", "cuda:f32", "cuda:bf16", or "cuda", which means `cuda_real`. An
+  // error names the devices of this build. Without a GPU, cuda is the CPU, and a note says so.
+  static Device parse(const std::string& name, DType cuda_real = DType::kBF16);
+
+  // The type of what must not be rounded to 16 bits where activations are: statistics, decays,
+  // states, losses, gradients of parameters.
+  DType wide() const { return real == DType::kBF16 ? DType::kF32 : real; }
 };
 
 class Pool;

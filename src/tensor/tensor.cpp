@@ -46,6 +46,8 @@ void with_type(const View& view, Fn&& fn) {
       return fn(static_cast<double*>(nullptr));
     case DType::kF32:
       return fn(static_cast<float*>(nullptr));
+    case DType::kBF16:
+      return fn(static_cast<Bf16*>(nullptr));
     case DType::kI64:
       return fn(static_cast<int64_t*>(nullptr));
     case DType::kI32:
@@ -112,16 +114,15 @@ Tensor Run::make(const char* name, const Shape& shape) {
 }
 
 Tensor Run::keep(const View& view) {
-  const Tensor copy = make_kept(view.name, view.shape);
+  const Tensor copy = make_kept(view.name, view.shape, view.dtype);
   if (!pool_.dry()) {
     copy_view(view, copy.view());
   }
   return copy;
 }
 
-Tensor Run::make_kept(const char* name, const Shape& shape) {
+Tensor Run::make_kept(const char* name, const Shape& shape, DType dtype) {
   auto node = std::make_shared<Node>();
-  const DType dtype = device().real;
   node->storage = pool_.allocate_kept(static_cast<size_t>(shape.size()) * dtype_size(dtype));
   node->value = View(name, node->storage->data(), dtype, device().kind, shape);
   return Tensor(std::move(node));
@@ -136,11 +137,16 @@ Tensor Run::make(const char* name, const Shape& shape, DType dtype) {
 }
 
 Tensor Run::make_saved(const char* name, const Shape& shape) {
-  return recording() ? make(name, shape) : Tensor();
+  return recording() ? make(name, shape, wide()) : Tensor();
 }
 
 Tensor Run::from_host(const char* name, const Shape& shape, std::span<const double> values) {
-  Tensor t = make(name, shape);
+  return from_host(name, shape, values, wide());
+}
+
+Tensor Run::from_host(const char* name, const Shape& shape, std::span<const double> values,
+                      DType dtype) {
+  Tensor t = make(name, shape, dtype);
   if (!pool_.dry()) {
     copy_from_host(t.view(), values);
   }
@@ -300,7 +306,9 @@ void fill_zero(const View& view) {
     std::memset(view.data, 0, static_cast<size_t>(view.bytes()));
     return;
   }
-  with_type(view, [&]<typename T>(T*) { for_each<T>(view, [](T* x, int64_t) { *x = T(0); }); });
+  with_type(view, [&]<typename T>(T*) {
+    for_each<T>(view, [](T* x, int64_t) { *x = static_cast<T>(0); });
+  });
 }
 
 void fill_on_host(const View& to, const std::function<void(const View& host)>& fill) {

@@ -76,17 +76,23 @@ class Run {
   Tape* tape() const { return tape_; }
   bool recording() const { return tape_ != nullptr; }
 
+  // The type of numbers that stay exact where activations do not (Device::wide).
+  DType wide() const { return device().wide(); }
+
   // New memory of the device's float type; contents undefined.
   Tensor make(const char* name, const Shape& shape);
   Tensor make(const char* name, const Shape& shape, DType dtype);
   // Like make, for what outlives the run's pool (Pool::allocate_kept).
-  Tensor make_kept(const char* name, const Shape& shape);
+  Tensor make_kept(const char* name, const Shape& shape, DType dtype);
   // A copy of that kind.
   Tensor keep(const View& view);
-  // Like make, but empty when nothing is recorded: for what only backward needs.
+  // Like make, of the type `wide`, but empty when nothing is recorded: for what only backward
+  // needs.
   Tensor make_saved(const char* name, const Shape& shape);
-  // Copies host numbers to the device, converting to its float type.
+  // Copies host numbers to the device, as `wide` or the type given.
   Tensor from_host(const char* name, const Shape& shape, std::span<const double> values);
+  Tensor from_host(const char* name, const Shape& shape, std::span<const double> values,
+                   DType dtype);
   Tensor from_host(const char* name, const Shape& shape, std::span<const int32_t> values);
 
   // Runs `op` forward and records the call. Outputs and saved tensors may be empty handles.

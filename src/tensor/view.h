@@ -87,6 +87,10 @@ struct DTypeOf<float> {
   static constexpr DType value = DType::kF32;
 };
 template <>
+struct DTypeOf<Bf16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
 struct DTypeOf<int64_t> {
   static constexpr DType value = DType::kI64;
 };

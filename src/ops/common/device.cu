@@ -1,6 +1,9 @@
+#include <cublasLt.h>
 #include <cublas_v2.h>
 
+#include <bit>
 #include <map>
+#include <tuple>
 
 #include "base/error.h"
 #include "ops/common/device.cuh"
@@ -16,20 +19,34 @@ void check_cublas(cublasStatus_t status, const char* what) {
           cublasGetStatusString(status));
 }
 
+// A product on tensor cores, set up: what cuBLASLt wants to know of it, and how it does it.
+struct TensorProduct {
+  cublasLtMatmulDesc_t what = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulAlgo_t how{};
+};
+// Everything that TensorProduct depends on.
+using ProductKey = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                              int64_t, int64_t, int64_t, int64_t, bool, bool, bool, int>;
+
 // What a thread works with.
 struct Context {
   cudaStream_t stream = nullptr;
   cublasHandle_t blas = nullptr;
+  cublasLtHandle_t lt = nullptr;
   void* blas_workspace = nullptr;
+  std::map<ProductKey, TensorProduct> products;
+  // Large enough for every way that cuBLAS knows on Hopper.
+  static constexpr size_t kWorkspace = 64u << 20;
 
   Context() {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     check_cublas(cublasCreate(&blas), "starting cuBLAS");
     check_cublas(cublasSetStream(blas, stream), "cuBLAS's stream");
     // A workspace of its own, so that products repeat bit for bit and can be part of a graph.
-    constexpr size_t kBytes = 32u << 20;
-    check_cuda(cudaMalloc(&blas_workspace, kBytes), "cuBLAS's workspace");
-    check_cublas(cublasSetWorkspace(blas, blas_workspace, kBytes), "cuBLAS's workspace");
+    check_cuda(cudaMalloc(&blas_workspace, kWorkspace), "cuBLAS's workspace");
+    check_cublas(cublasSetWorkspace(blas, blas_workspace, kWorkspace), "cuBLAS's workspace");
+    check_cublas(cublasLtCreate(&lt), "starting cuBLASLt");
     check_cublas(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH), "cuBLAS's precision");
   }
 };
@@ -38,6 +55,109 @@ Context& context() {
   // Never taken down: the driver may be gone before a thread's last words.
   thread_local Context* const one = new Context();
   return *one;
+}
+
+// The alignment of a pointer that cuBLASLt may count on.
+int alignment_of(const void* p) {
+  return p == nullptr ? 256 : std::min(256, 1 << std::countr_zero(reinterpret_cast<uintptr_t>(p)));
+}
+
+TensorProduct prepare_product(const GpuGemm& g, cudaDataType_t out, int alignment) {
+  TensorProduct p;
+  const char* what = "preparing a product";
+  check_cublas(cublasLtMatmulDescCreate(&p.what, CUBLAS_COMPUTE_32F, CUDA_R_32F), what);
+  const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
+    check_cublas(cublasLtMatmulDescSetAttribute(p.what, name, &value, sizeof(value)), what);
+  };
+  // cuBLAS is column-major: the transposed product, with a and b exchanged.
+  set(CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (g.bias != nullptr) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, out);
+  }
+  const auto layout = [&](cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld,
+                          int64_t stride) {
+    cublasLtMatrixLayout_t made = nullptr;
+    check_cublas(cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows),
+                                            static_cast<uint64_t>(columns), ld),
+                 what);
+    const auto batch = static_cast<int32_t>(g.batch);
+    check_cublas(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                                  sizeof(batch)),
+                 what);
+    check_cublas(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                  &stride, sizeof(stride)),
+                 what);
+    return made;
+  };
+  p.a = g.transpose_b ? layout(CUDA_R_16BF, g.k, g.n, g.ldb, g.stride_b)
+                      : layout(CUDA_R_16BF, g.n, g.k, g.ldb, g.stride_b);
+  p.b = g.transpose_a ? layout(CUDA_R_16BF, g.m, g.k, g.lda, g.stride_a)
+                      : layout(CUDA_R_16BF, g.k, g.m, g.lda, g.stride_a);
+  p.c = layout(out, g.n, g.m, g.ldc, g.stride_c);
+  cublasLtMatmulPreference_t preference = nullptr;
+  check_cublas(cublasLtMatmulPreferenceCreate(&preference), what);
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+    check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof(value)),
+                 what);
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, Context::kWorkspace);
+  const auto bytes = static_cast<uint32_t>(alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, bytes);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, bytes);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, bytes);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, bytes);
+  // The first choice, never the fastest of several tries: the same run must give the same bits.
+  cublasLtMatmulHeuristicResult_t result{};
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(context().lt, p.what, p.a, p.b, p.c,
+                                                               p.c, preference, 1, &result, &found);
+  cublasLtMatmulPreferenceDestroy(preference);
+  require(status == CUBLAS_STATUS_SUCCESS && found == 1, kTag,
+          "cuBLASLt knows no way to multiply [{}, {}] by [{}, {}] in bf16: {}", g.m, g.k, g.k, g.n,
+          cublasGetStatusString(status));
+  p.how = result.algo;
+  return p;
+}
+
+void tensor_product(const GpuGemm& g, cudaDataType_t out, const bf16* a, const bf16* b, void* c) {
+  if (g.m == 0 || g.n == 0 || g.batch == 0) {
+    return;
+  }
+  const void* add = g.add != nullptr ? g.add : c;
+  const int alignment = std::min(std::min(alignment_of(a), alignment_of(b)),
+                                 std::min(alignment_of(c), alignment_of(g.add)));
+  const ProductKey key = {g.transpose_a,
+                          g.transpose_b,
+                          g.m,
+                          g.n,
+                          g.k,
+                          g.lda,
+                          g.ldb,
+                          g.ldc,
+                          g.batch,
+                          g.stride_a,
+                          g.stride_b,
+                          g.stride_c,
+                          g.beta != 0,
+                          g.bias != nullptr,
+                          out == CUDA_R_32F,
+                          alignment};
+  Context& own = context();
+  auto it = own.products.find(key);
+  if (it == own.products.end()) {
+    it = own.products.emplace(key, prepare_product(g, out, alignment)).first;
+  }
+  const TensorProduct& p = it->second;
+  if (g.bias != nullptr) {
+    check_cublas(cublasLtMatmulDescSetAttribute(p.what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias,
+                                                sizeof(g.bias)),
+                 "a product's bias");
+  }
+  check_cublas(cublasLtMatmul(own.lt, p.what, &g.alpha, b, p.a, a, p.b, &g.beta, add, p.c, c, p.c,
+                              &p.how, own.blas_workspace, Context::kWorkspace, own.stream),
+               "a product");
 }
 
 // Copies elements of any size that divides 16.
@@ -98,6 +218,14 @@ void gpu_gemm(const GpuGemm& g, const float* a, const float* b, float* c) {
                    g.stride_a, &g.beta, c, CUDA_R_32F, static_cast<int>(g.ldc), g.stride_c,
                    static_cast<int>(g.batch), CUBLAS_COMPUTE_32F_PEDANTIC, CUBLAS_GEMM_DEFAULT),
                "a product");
+}
+
+void gpu_gemm(const GpuGemm& g, const bf16* a, const bf16* b, bf16* c) {
+  tensor_product(g, CUDA_R_16BF, a, b, c);
+}
+
+void gpu_gemm(const GpuGemm& g, const bf16* a, const bf16* b, float* c) {
+  tensor_product(g, CUDA_R_32F, a, b, c);
 }
 
 namespace cuda {

@@ -2,14 +2,137 @@
 // atomics, so that the same call gives the same bits.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "tensor/op.h"
 #include "tensor/view.h"
 
 namespace fwpkm {
+
+// Activations are float or bf16; all arithmetic is in float. What kernels keep for themselves
+// (statistics, decays, states) and the gradients of parameters are float in either case.
+using bf16 = __nv_bfloat16;
+template <>
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::kBF16;
+};
+
+// Calls fn with a null pointer of the view's type, float or bf16.
+template <typename Fn>
+void with_real(const View& view, Fn&& fn) {
+  if (view.dtype == DType::kBF16) {
+    fn(static_cast<bf16*>(nullptr));
+  } else {
+    fn(static_cast<float*>(nullptr));
+  }
+}
+
+__device__ inline float to_float(float x) {
+  return x;
+}
+__device__ inline float to_float(bf16 x) {
+  return __bfloat162float(x);
+}
+template <typename T>
+__device__ inline T from_float(float x) {
+  if constexpr (sizeof(T) == 2) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
+}
+
+// kCount (4 or 8) numbers that lie side by side, aligned to that many elements.
+template <int kCount>
+__device__ inline void load_run(const float* from, float (&to)[kCount]) {
+  static_assert(kCount % 4 == 0);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    to[i] = four.x;
+    to[i + 1] = four.y;
+    to[i + 2] = four.z;
+    to[i + 3] = four.w;
+  }
+}
+template <int kCount>
+__device__ inline void load_run(const bf16* from, float (&to)[kCount]) {
+  static_assert(kCount == 4 || kCount == 8);
+  uint32_t words[kCount / 2];
+  if constexpr (kCount == 8) {
+    const uint4 all = *reinterpret_cast<const uint4*>(from);
+    words[0] = all.x;
+    words[1] = all.y;
+    words[2] = all.z;
+    words[3] = all.w;
+  } else {
+    const uint2 all = *reinterpret_cast<const uint2*>(from);
+    words[0] = all.x;
+    words[1] = all.y;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    to[2 * i] = __uint_as_float(words[i] << 16);
+    to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+template <int kCount>
+__device__ inline void store_run(float* to, const float (&from)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    *reinterpret_cast<float4*>(to + i) = {from[i], from[i + 1], from[i + 2], from[i + 3]};
+  }
+}
+template <int kCount>
+__device__ inline void store_run(bf16* to, const float (&from)[kCount]) {
+  static_assert(kCount == 4 || kCount == 8);
+  uint32_t words[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+    words[i] = *reinterpret_cast<const uint32_t*>(&two);
+  }
+  if constexpr (kCount == 8) {
+    *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+  } else {
+    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+  }
+}
+// Sets or adds to kCount numbers, as the gradient contract asks.
+template <int kCount, typename T>
+__device__ inline void put_run(T* to, float (&values)[kCount], bool accumulate) {
+  if (accumulate) {
+    float old[kCount];
+    load_run(to, old);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      values[i] += old[i];
+    }
+  }
+  store_run(to, values);
+}
+// Whether rows of all these views can be taken `count` numbers at a time; empty ones can.
+inline bool in_runs_of(int64_t count, std::initializer_list<View> views) {
+  for (const View& view : views) {
+    if (!view) {
+      continue;
+    }
+    const auto bytes = static_cast<size_t>(count) * dtype_size(view.dtype);
+    if (view.dim(-1) % count != 0 || reinterpret_cast<uintptr_t>(view.data) % bytes != 0) {
+      return false;
+    }
+    for (int i = 0; i + 1 < view.rank(); ++i) {
+      if (view.dim(i) > 1 && view.stride(i) % count != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
 
 // The calling thread's stream. All kernels go there, in order.
 cudaStream_t this_stream();
@@ -112,8 +235,9 @@ __device__ inline float block_max(float x) {
 }
 
 // Adds or sets, as the gradient contract asks.
-__device__ inline void put(float* to, float value, bool accumulate) {
-  *to = accumulate ? *to + value : value;
+template <typename T>
+__device__ inline void put(T* to, float value, bool accumulate) {
+  *to = from_float<T>(accumulate ? to_float(*to) + value : value);
 }
 
 // Sums over rows: partial[group][column] for groups of rows, then to[column] in the order of the
@@ -125,15 +249,20 @@ inline int64_t column_groups(int64_t rows) {
 void add_column_groups(const float* partial, int64_t groups, int64_t columns, float* to,
                        bool accumulate);
 
-// Products, row-major: C [m, n] = alpha op(A) op(B) + beta C (+ bias [n]), batches `stride`
-// elements apart. In float32, without TF32.
+// Products, row-major: C [m, n] = alpha op(A) op(B) + beta D (+ bias [n]), batches `stride`
+// elements apart; D is C itself or `add`. Floats are multiplied in float32, without TF32; bf16 on
+// tensor cores, summed in float32, to bf16 or float.
 struct GpuGemm {
   bool transpose_a = false, transpose_b = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldc = 0;
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_c = 0;
   float alpha = 1, beta = 0;
+  const void* add = nullptr;   // of C's type and layout; bf16 products only
+  const void* bias = nullptr;  // of C's type; bf16 products only
 };
 void gpu_gemm(const GpuGemm& g, const float* a, const float* b, float* c);
+void gpu_gemm(const GpuGemm& g, const bf16* a, const bf16* b, bf16* c);
+void gpu_gemm(const GpuGemm& g, const bf16* a, const bf16* b, float* c);
 
 }  // namespace fwpkm

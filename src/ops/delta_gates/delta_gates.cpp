@@ -25,7 +25,8 @@ DeltaGates delta_gates(Run& run, const Tensor& ba, const Tensor& a_log, const Te
                       starts.view().dtype == DType::kI32),
           kDeltaGates.name, "starts must be int32 [{}, {}]", ba.dim(0), ba.dim(1));
   const Shape shape = {ba.dim(0), ba.dim(1), heads};
-  DeltaGates gates = {run.make("delta_gates.g", shape), run.make("delta_gates.beta", shape)};
+  DeltaGates gates = {run.make("delta_gates.g", shape, run.wide()),
+                      run.make("delta_gates.beta", shape, run.wide())};
   run.call(kDeltaGates, {ba, a_log, dt_bias, starts}, {gates.g, gates.beta}, {},
            DeltaGatesSettings{key_heads, ba.dim(1)});
   return gates;

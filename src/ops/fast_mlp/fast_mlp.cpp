@@ -59,10 +59,10 @@ FastMlpResult fast_mlp(Run& run, const Tensor& q, const Tensor& v,
 
   FastMlpResult result;
   result.output = run.make("fast_mlp.vhat", values);
-  result.losses = run.make("fast_mlp.losses", {batch, length});
+  result.losses = run.make("fast_mlp.losses", {batch, length}, run.wide());
   std::vector<Tensor> out = {result.output, result.losses};
   for (int i = 0; i < 6 && settings.write; ++i) {
-    result.after[i] = run.make(kNames[i], shapes[i]);
+    result.after[i] = run.make(kNames[i], shapes[i], run.wide());
     out.push_back(result.after[i]);
   }
   const FastMlpSizes s(settings, q.view(), views);

@@ -92,14 +92,14 @@ FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tenso
   const Shape per_sub = {s.batch, s.time, s.heads, 2, s.k};
   r.output = run.make("fwpkm.y", {s.batch, s.time, s.dv});
   r.slots = run.make("fwpkm.slots", per_read, DType::kI32);
-  r.weights = run.make("fwpkm.weights", per_read);
-  r.losses = run.make("fwpkm.losses", {s.batch, s.time});
-  r.addressing = run.make("fwpkm.addressing", {s.chunks});
+  r.weights = run.make("fwpkm.weights", per_read, run.wide());
+  r.losses = run.make("fwpkm.losses", {s.batch, s.time}, run.wide());
+  r.addressing = run.make("fwpkm.addressing", {s.chunks}, run.wide());
   r.selection.ids = run.make("fwpkm.ids", per_sub, DType::kI32);
   r.selection.picks = run.make("fwpkm.picks", {s.batch, s.time, s.heads, s.k}, DType::kI32);
   if (settings.write) {
-    r.keys = run.make("fwpkm.keys", keys.shape());
-    r.rows = run.make("fwpkm.rows", {std::max<int64_t>(1, s.owners * s.log_cap), s.dv});
+    r.keys = run.make("fwpkm.keys", keys.shape(), run.wide());
+    r.rows = run.make("fwpkm.rows", {std::max<int64_t>(1, s.owners * s.log_cap), s.dv}, run.wide());
     r.writes = run.make("fwpkm.writes", {s.owners * s.chain_cap, 3}, DType::kI32);
     r.counts = run.make("fwpkm.counts", {s.owners}, DType::kI32);
   }
@@ -111,11 +111,11 @@ FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tenso
     for (int64_t c = 0; c < s.chunks && settings.write && s.moves_keys(); ++c) {
       key_rows += std::min(s.books * s.n, s.batch * (s.end(c) - s.begin(c)) * s.books * s.k);
     }
-    saved[FwpkmSaved::scores] = run.make("fwpkm.scores", per_sub);
-    saved[FwpkmSaved::share] = run.make("fwpkm.share", per_read);
+    saved[FwpkmSaved::scores] = run.make("fwpkm.scores", per_sub, run.wide());
+    saved[FwpkmSaved::share] = run.make("fwpkm.share", per_read, run.wide());
     saved[FwpkmSaved::source] = run.make("fwpkm.source", per_read, DType::kI32);
     saved[FwpkmSaved::chain] = run.make("fwpkm.chain", per_read, DType::kI32);
-    saved[FwpkmSaved::key_rows] = run.make("fwpkm.key_rows", {key_rows, s.half});
+    saved[FwpkmSaved::key_rows] = run.make("fwpkm.key_rows", {key_rows, s.half}, run.wide());
     saved[FwpkmSaved::key_starts] = run.make("fwpkm.key_starts", {s.chunks + 1}, DType::kI32);
   }
   std::vector<Tensor> out = {r.output,     r.slots,         r.weights,         r.losses,

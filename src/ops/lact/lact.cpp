@@ -14,10 +14,12 @@ const Op kLact = {
 
 LactState LactState::make(Run& run, int64_t batch, int64_t heads, int64_t width, int64_t chunk) {
   LactState state;
-  state.weights = run.make_kept("state.lact.weights", {batch, heads, 3, width, width});
-  state.momentum = run.make_kept("state.lact.momentum", {batch, heads, 3, width, width});
-  state.norms = run.make_kept("state.lact.norms", {batch, heads, 3, width});
-  state.pending = run.make_kept("state.lact.pending", {batch, heads, chunk, 2 * width + 4});
+  state.weights = run.make_kept("state.lact.weights", {batch, heads, 3, width, width}, run.wide());
+  state.momentum =
+      run.make_kept("state.lact.momentum", {batch, heads, 3, width, width}, run.wide());
+  state.norms = run.make_kept("state.lact.norms", {batch, heads, 3, width}, run.wide());
+  state.pending =
+      run.make_kept("state.lact.pending", {batch, heads, chunk, 2 * width + 4}, run.wide());
   fill_zero(state.pending.view());  // all of it is saved, also where no token is yet
   return state;
 }

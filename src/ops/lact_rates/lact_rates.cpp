@@ -20,8 +20,8 @@ LactRates lact_rates(Run& run, const Tensor& x, const Tensor& y, double base) {
           kLactRates.name, "x must be [B, T, 3 H] and y [B, T, H], contiguous: x is {}, y is {}",
           x.shape().str(), y.shape().str());
   require(base > 0, kLactRates.name, "the base rate must be above zero, not {}", base);
-  LactRates rates = {run.make("lact_rates.lr", {y.dim(0), y.dim(1), y.dim(2), 3}),
-                     run.make("lact_rates.momentum", y.shape())};
+  LactRates rates = {run.make("lact_rates.lr", {y.dim(0), y.dim(1), y.dim(2), 3}, run.wide()),
+                     run.make("lact_rates.momentum", y.shape(), run.wide())};
   run.call(kLactRates, {x, y}, {rates.lr, rates.momentum}, {},
            LactRatesSettings{base + std::log(-std::expm1(-base))});
   return rates;

@@ -18,12 +18,11 @@ LmLoss lm_loss(Run& run, const Tensor& h, const Tensor& table, const Tensor& lab
               labels.view().size() == h.rows() && h.view().contiguous(),
           kLmLoss.name, "h {}, table {} and labels {} do not fit", h.shape().str(),
           table.shape().str(), labels.shape().str());
-  LmLoss result = {run.make("loss", {1}), run.make("nll", labels.shape())};
+  LmLoss result = {run.make("loss", {1}, run.wide()), run.make("nll", labels.shape(), run.wide())};
   // The reference computes logits again in backward; only fast devices keep them.
   std::vector<Tensor> saved(2);
-  if (run.device().kind != DeviceKind::kReference) {
-    saved = {run.make_saved("logits", {h.rows(), table.dim(0)}),
-             run.make_saved("logsumexp", {h.rows()})};
+  if (run.device().kind != DeviceKind::kReference && run.recording()) {
+    saved = {run.make("logits", {h.rows(), table.dim(0)}), run.make_saved("logsumexp", {h.rows()})};
   }
   run.call(kLmLoss, {h, table, labels}, {result.loss, result.nll}, saved);
   return result;

@@ -19,7 +19,7 @@ Tensor low_rank(Run& run, const Tensor& left, const Tensor& right, double diagon
       left.shape().str(), right.shape().str());
   require(left.view().contiguous() && right.view().contiguous(), kLowRank.name,
           "left and right must be contiguous");
-  Tensor w = run.make("low_rank.w", {left.dim(0), left.dim(1), left.dim(1)});
+  Tensor w = run.make("low_rank.w", {left.dim(0), left.dim(1), left.dim(1)}, run.wide());
   run.call(kLowRank, {left, right}, {w}, {}, LowRankSettings{diagonal});
   return w;
 }

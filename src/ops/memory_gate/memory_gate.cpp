@@ -20,7 +20,7 @@ Tensor memory_gate(Run& run, const Tensor& logits) {
           "logits must be [.., R] with the logits of a token next to each other, not {}",
           view.shape.str());
   const Shape tokens(std::span(view.shape.dims).first(static_cast<size_t>(view.rank() - 1)));
-  Tensor g = run.make("memory_gate.g", tokens);
+  Tensor g = run.make("memory_gate.g", tokens, run.wide());
   run.call(kMemoryGate, {logits}, {g});
   return g;
 }

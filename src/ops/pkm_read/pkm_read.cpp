@@ -39,7 +39,7 @@ PkmRead pkm_read(Run& run, const Tensor& q, const Tensor& keys, const Tensor& va
   PkmRead read;
   read.output = run.make("pkm_read.y", {tokens, values.dim(1)});
   read.slots = run.make("pkm_read.slots", {tokens, heads * k}, DType::kI32);
-  read.weights = run.make("pkm_read.weights", {tokens, heads * k});
+  read.weights = run.make("pkm_read.weights", {tokens, heads * k}, run.wide());
   run.call(kPkmRead, {q, keys, values}, {read.output, read.slots, read.weights}, {}, settings);
   read.slots.node()->wants_grad = false;
   read.weights.node()->wants_grad = false;

@@ -32,7 +32,7 @@ Tensor short_conv(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, c
           q.dim(1));
   Tensor y = run.make("short_conv.y", {q.dim(0), q.dim(1), channels});
   run.call(kShortConv, {q, k, v, w, starts}, {y},
-           {tail ? run.make_saved("short_conv.tail", tail_shape) : Tensor()}, {},
+           {tail && run.recording() ? run.make("short_conv.tail", tail_shape) : Tensor()}, {},
            tail ? std::vector<Tensor>{tail} : std::vector<Tensor>{});
   return y;
 }
