@@ -6,9 +6,13 @@
 #include "base/parallel.h"
 #include "base/random.h"
 #include "base/timer.h"
+#include "bench/gpu.h"
 #include "bench/products.h"
 #include "model/cost.h"
 #include "model/model.h"
+#include "model/token_graph.h"
+#include "ops/lm_loss/lm_loss.h"
+#include "train/gpu_steps.h"
 #include "train/step.h"
 
 namespace fwpkm {
@@ -25,18 +29,58 @@ std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, uint64_t stream
   return tokens;
 }
 
+bool on_gpu(Device device) {
+  return device.kind == DeviceKind::kCuda;
+}
+
 // A model in training, as one contestant.
 struct Contestant {
   Contestant(const ModelConfig& config, Device device)
       : model(config, device, true), pool(device), optimizer(&model.parameters()) {
     model.parameters().initialize(1);
+    queue(true);
   }
+  // Steps from now on as graphs, or kernel by kernel.
+  void queue(bool graphs) {
+    gpu.reset();
+    if (GpuSteps::can(model)) {
+      gpu = std::make_unique<GpuSteps>(model, optimizer, graphs);
+    }
+  }
+  StepResult step(const TrainBenchOptions& options, int round) {
+    const ModelConfig& config = model.config();
+    AdamWSettings settings;
+    settings.lr = config.train.min_lr;
+    const auto tokens = random_tokens(options.batch * (options.seq + 1), config.vocab_size,
+                                      static_cast<uint64_t>(round));
+    if (!gpu) {
+      return train_step(model, pool, optimizer, tokens, options.batch, options.seq, settings,
+                        config.train.clip);
+    }
+    gpu->accumulate(tokens, options.batch, options.seq, 1);
+    gpu->update(settings, config.train.clip);
+    return gpu->finish();
+  }
+  size_t held_bytes() const { return pool.held_bytes() + (gpu ? gpu->held_bytes() : 0); }
+
   Model model;
   Pool pool;
   AdamW optimizer;
+  std::unique_ptr<GpuSteps> gpu;
   std::vector<double> times;
   std::map<std::string, OpTime> op_times;  // of all timed steps together
+  int profiled = 0;
 };
+
+void add_times(const Profile& profile, Contestant* who) {
+  ++who->profiled;
+  for (const auto& [name, time] : profile.times()) {
+    OpTime& total = who->op_times[name];
+    total.forward_ms += time.forward_ms;
+    total.backward_ms += time.backward_ms;
+    total.calls += time.calls;
+  }
+}
 
 }  // namespace
 
@@ -47,30 +91,24 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
   for (const ModelConfig& config : configs) {
     contestants.push_back(std::make_unique<Contestant>(config, options.device));
   }
-  const int rounds = options.steps + 1;  // the first warms up
+  const bool gpu = on_gpu(options.device);
+  const int warm = gpu ? 3 : 1;  // on a GPU: memory, recording, the first replay
+  const int rounds = options.steps + warm;
   for (int round = 0; round < rounds; ++round) {
     for (size_t c = 0; c < contestants.size(); ++c) {
       Contestant& who = *contestants[c];
-      const ModelConfig& config = who.model.config();
-      progress(fmt::format("{}: step {} of {}", config.name, round, options.steps),
+      const std::string& name = who.model.config().name;
+      progress(fmt::format("{}: step {} of {}", name, std::max(0, round - warm + 1), options.steps),
                (round + static_cast<double>(c) / static_cast<double>(contestants.size())) /
                    (rounds + 1));
-      AdamWSettings settings;
-      settings.lr = config.train.min_lr;
-      const auto tokens = random_tokens(options.batch * (options.seq + 1), config.vocab_size,
-                                        static_cast<uint64_t>(round));
       const Profile profile;
       const double start = now_seconds();
-      const StepResult step = train_step(who.model, who.pool, who.optimizer, tokens, options.batch,
-                                         options.seq, settings, config.train.clip);
-      require(std::isfinite(step.loss), "bench", "{}: the loss is not finite", config.name);
-      if (round > 0) {
+      const StepResult step = who.step(options, round);
+      require(std::isfinite(step.loss), "bench", "{}: the loss is not finite", name);
+      if (round >= warm) {
         who.times.push_back(now_seconds() - start);
-        for (const auto& [name, time] : profile.times()) {
-          OpTime& total = who.op_times[name];
-          total.forward_ms += time.forward_ms;
-          total.backward_ms += time.backward_ms;
-          total.calls += time.calls;
+        if (!gpu) {
+          add_times(profile, &who);
         }
       }
     }
@@ -86,21 +124,37 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
     const int64_t tokens = options.batch * options.seq;
     TrainBenchRow row;
     row.name = config.name;
+    const Parameters& p = who.model.parameters();
+    row.peak_mb = static_cast<double>(p.value_bytes() + p.gradient_bytes() + who.optimizer.bytes() +
+                                      who.held_bytes()) /
+                  (1 << 20);
     const double seconds = median(who.times);
     row.step_ms = seconds * 1e3;
     row.tokens_per_second = static_cast<double>(tokens) / seconds;
+    row.samples_per_second = static_cast<double>(options.batch) / seconds;
     row.model_gflops =
         static_cast<double>(count_cost(config, options.batch, options.seq).flops) / seconds / 1e9;
-    row.gemm_gflops = best_product_rate(training_products(config, tokens), kProductRepeats);
+    const auto products = training_products(config, tokens);
+    row.gemm_gflops = gpu ? gpu_product_rate(products, kProductRepeats, options.device.real)
+                          : best_product_rate(products, kProductRepeats);
     row.fraction_of_gemm = row.model_gflops / row.gemm_gflops;
-    const Parameters& p = who.model.parameters();
-    row.peak_mb = static_cast<double>(p.value_bytes() + p.gradient_bytes() + who.optimizer.bytes() +
-                                      who.pool.held_bytes()) /
-                  (1 << 20);
+    if (gpu) {
+      row.copy_gbps = gpu_copy_rate() / 1e9;
+    }
+    if (gpu && options.profile) {
+      // A graph cannot be timed from inside: some more steps, kernel by kernel.
+      who.queue(false);
+      who.step(options, 0);
+      for (int i = 0; i < 3; ++i) {
+        const Profile profile(/*waits=*/true);
+        who.step(options, i);
+        add_times(profile, &who);
+      }
+    }
     for (const auto& [name, total] : who.op_times) {
-      const double steps = options.steps;
+      const double steps = who.profiled;
       row.op_times[name] = {total.forward_ms / steps, total.backward_ms / steps,
-                            total.calls / options.steps};
+                            total.calls / who.profiled};
     }
     rows.push_back(row);
   }
@@ -143,6 +197,7 @@ double read_bandwidth(size_t bytes, int repeats) {
 
 DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device,
                             const BenchProgress& progress) {
+  constexpr int kWarm = 8;
   Model model(config, device, false);
   model.parameters().initialize(1);
   Pool pool(device);
@@ -150,22 +205,28 @@ DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device
   State state = model.start(run);
   ForwardOptions options;
   options.states = {&state};
-  const auto stream = random_tokens(tokens + 8, config.vocab_size, 0);
+  std::unique_ptr<TokenGraph> graph;
+  if (TokenGraph::can(model)) {
+    graph = std::make_unique<TokenGraph>(model);
+  }
+  const auto stream = random_tokens(tokens + kWarm, config.vocab_size, 0);
   std::vector<double> times;
-  double bandwidth = 0;
-  for (int i = 0; i < tokens + 8; ++i) {
-    if (i % 16 == 8) {
-      bandwidth = std::max(bandwidth, read_bandwidth(size_t{512} << 20, 2));
-      progress(fmt::format("{}: token {} of {}", config.name, i - 8, tokens),
-               static_cast<double>(i) / (tokens + 8));
+  double bandwidth = on_gpu(device) ? gpu_copy_rate() : 0;
+  for (int i = 0; i < tokens + kWarm; ++i) {
+    if (i % 16 == kWarm) {
+      bandwidth =
+          on_gpu(device) ? bandwidth : std::max(bandwidth, read_bandwidth(size_t{512} << 20, 2));
+      progress(fmt::format("{}: token {} of {}", config.name, i - kWarm, tokens),
+               static_cast<double>(i) / (tokens + kWarm));
     }
     const double start = now_seconds();
     const int32_t token[] = {stream[static_cast<size_t>(i)]};
-    const Tensor input = run.from_host("token", {1, 1}, token);
-    const Tensor logits = model.logits(run, model.hidden(run, input, options));
+    const Tensor h = graph ? graph->read(state, token[0])
+                           : model.hidden(run, run.from_host("token", {1, 1}, token), options);
+    const Tensor logits = model.logits(run, h);
     const double first = to_host(logits.view().slice(2, 0, 1))[0];
     require(std::isfinite(first), "bench", "the logits are not finite");
-    if (i >= 8) {
+    if (i >= kWarm) {
       times.push_back(now_seconds() - start);
     }
   }
@@ -176,9 +237,45 @@ DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device
   row.tokens_per_second = 1 / seconds;
   // All weights but the rows of value tables that the token did not choose.
   const Cost cost = count_cost(config, 1, 1);
-  row.weight_bytes = static_cast<double>(cost.active_params) * sizeof(float);
+  row.weight_bytes =
+      static_cast<double>(cost.active_params) * static_cast<double>(dtype_size(device.real));
   row.read_gbps = bandwidth / 1e9;
   row.fraction_of_read = row.weight_bytes / seconds / bandwidth;
+  return row;
+}
+
+StreamBenchRow bench_stream(const ModelConfig& config, const StreamBenchOptions& options,
+                            const BenchProgress& progress) {
+  Model model(config, options.device, false);
+  model.parameters().initialize(1);
+  Pool pool(options.device);
+  Run run(pool);
+  State state = model.start(run, options.batch);
+  ForwardOptions forward;
+  forward.states = {&state};
+  std::vector<double> times;
+  constexpr int kWarm = 2;
+  for (int i = 0; i < options.pieces + kWarm; ++i) {
+    progress(
+        fmt::format("{}: piece {} of {}", config.name, std::max(0, i - kWarm + 1), options.pieces),
+        static_cast<double>(i) / (options.pieces + kWarm));
+    const Shape shape = {options.batch, options.tokens};
+    const auto tokens = random_tokens(shape.size(), config.vocab_size, static_cast<uint64_t>(i));
+    const double start = now_seconds();
+    const Tensor input = run.from_host("tokens", shape, tokens);
+    const Tensor h = model.hidden(run, input, forward);
+    const auto losses = to_host(lm_loss(run, h, model.embedding_table(), input).nll.view());
+    require(std::isfinite(losses.back()), "bench", "the losses are not finite");
+    if (i >= kWarm) {
+      times.push_back(now_seconds() - start);
+    }
+  }
+  progress("done", 1);
+  StreamBenchRow row;
+  row.name = config.name;
+  const double seconds = median(times);
+  row.piece_ms = seconds * 1e3;
+  row.tokens_per_second = static_cast<double>(options.batch * options.tokens) / seconds;
   return row;
 }
 

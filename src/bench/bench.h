@@ -15,9 +15,10 @@ namespace fwpkm {
 struct TrainBenchRow {
   std::string name;
   double step_ms = 0;  // median full step: forward, backward, clipping, optimizer
-  double tokens_per_second = 0;
+  double tokens_per_second = 0, samples_per_second = 0;
   double model_gflops = 0;  // the paper's FLOP count over the median step
-  double gemm_gflops = 0;   // best of 20 on the model's own product shapes, same threads
+  double gemm_gflops = 0;   // best of 20 on the model's own product shapes, same threads and type
+  double copy_gbps = 0;     // of a GPU: bytes read and written by a large copy
   double fraction_of_gemm = 0;
   std::map<std::string, OpTime> op_times;  // per step, by op; "optimizer" too
   double peak_mb = 0;  // most memory held at once: weights, optimizer, activations
@@ -28,6 +29,7 @@ struct TrainBenchOptions {
   int64_t seq = 2048;
   int steps = 5;
   Device device = Device::cpu();
+  bool profile = false;  // on a GPU op_times take steps of their own
 };
 
 // Told what is being done, and how much of it is done (0 to 1).
@@ -48,6 +50,22 @@ struct DecodeBenchRow {
 
 // One token at a time. The weights' bytes per token against the read bandwidth of the same run.
 DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device,
+                            const BenchProgress& progress);
+
+struct StreamBenchOptions {
+  int64_t batch = 1;
+  int64_t tokens = 4096;  // of each stream in a piece
+  int pieces = 8;
+  Device device = Device::cpu();
+};
+struct StreamBenchRow {
+  std::string name;
+  double piece_ms = 0;  // median: forward on top of the streams' states, and all losses on the host
+  double tokens_per_second = 0;
+};
+
+// Streams read piece by piece, as evaluations do.
+StreamBenchRow bench_stream(const ModelConfig& config, const StreamBenchOptions& options,
                             const BenchProgress& progress);
 
 // Bytes per second that all threads together read from a buffer of this size.

@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "base/timer.h"
 #include "check/compare.h"
+#include "tensor/cuda.h"
 #include "tensor/tape.h"
 
 namespace fwpkm {
@@ -21,7 +22,29 @@ struct Outcome {
   std::vector<Values> values;
 };
 
-std::vector<Values> draw_inputs(const Case& c, uint64_t seed) {
+// What becomes of an input of a case on a device that computes in 16 bits.
+struct InputTypes {
+  DType value, grad;
+  bool weight;  // always a parameter
+
+  InputTypes(const OpInfo& info, const InputSpec& spec, Device device) {
+    const auto listed = [&](const char* names) {
+      return fmt::format(" {} ", names).find(fmt::format(" {} ", spec.name)) != std::string::npos;
+    };
+    weight = listed(info.weights) && device.real != device.wide();
+    value = listed(info.wide) ? device.wide() : device.real;
+    grad = weight ? device.wide() : value;
+  }
+};
+
+// A number that fits the type.
+double rounded(double x, DType type) {
+  return type == DType::kBF16 ? static_cast<double>(Bf16(x))
+                              : static_cast<double>(static_cast<float>(x));
+}
+
+// All devices start from the same numbers, so they must fit what `device` has.
+std::vector<Values> draw_inputs(const OpInfo& info, const Case& c, Device device, uint64_t seed) {
   std::vector<Values> drawn;
   for (size_t k = 0; k < c.inputs.size(); ++k) {
     const InputSpec& spec = c.inputs[k];
@@ -48,8 +71,7 @@ std::vector<Values> draw_inputs(const Case& c, uint64_t seed) {
           x = static_cast<double>(random.below(spec.limit + 1) - 1);
           break;
       }
-      // All devices start from the same numbers, so they must fit a float.
-      x = static_cast<double>(static_cast<float>(x));
+      x = rounded(x, InputTypes(info, spec, device).value);
     }
     drawn.push_back(std::move(v));
   }
@@ -64,10 +86,11 @@ bool is_index(const InputSpec& spec) {
 class Bench {
  public:
   // With `parameters` the inputs are parameters, whose gradients are added to kStart; otherwise
-  // they are activations, whose gradients start undefined and must be overwritten.
-  Bench(const Case& c, const std::vector<Values>& inputs, Device device, bool poison,
-        bool parameters)
-      : case_(c), pool_(device), parameters_(parameters) {
+  // they are activations, whose gradients start undefined and must be overwritten. Gradients of
+  // outputs are numbers that fit `seeds`.
+  Bench(const OpInfo& info, const Case& c, const std::vector<Values>& inputs, Device device,
+        bool poison, bool parameters, DType seeds = DType::kF32)
+      : case_(c), pool_(device), parameters_(parameters), seed_type_(seeds) {
     pool_.set_poison(poison);
     Run run(pool_);
     for (size_t k = 0; k < inputs.size(); ++k) {
@@ -82,11 +105,12 @@ class Bench {
         tensors_.push_back(Tensor::constant(hold_.back().view()));
         continue;
       }
-      hold_.push_back(run.from_host(spec.name, spec.shape, inputs[k]));
+      const InputTypes types(info, spec, device);
+      hold_.push_back(run.from_host(spec.name, spec.shape, inputs[k], types.value));
       const View value = hold_.back().view();
-      if (spec.grad && parameters) {
-        const Values start(inputs[k].size(), kStart);
-        hold_.push_back(run.from_host(spec.name, spec.shape, start));
+      if (spec.grad && (parameters || types.weight)) {
+        const Values start(inputs[k].size(), parameters ? kStart : 0);
+        hold_.push_back(run.from_host(spec.name, spec.shape, start, types.grad));
         tensors_.push_back(Tensor::parameter(value, hold_.back().view()));
       } else {
         tensors_.push_back(Tensor::constant(value));
@@ -134,8 +158,8 @@ class Bench {
     }
     for (size_t k = 0; k < outputs_.size(); ++k) {
       if (carries_[k]) {
-        seeds_.emplace_back(outputs_[k],
-                            run.from_host("seed", outputs_[k].shape(), weights(k, seed)));
+        seeds_.emplace_back(outputs_[k], run.from_host("seed", outputs_[k].shape(),
+                                                       weights(k, seed), outputs_[k].view().dtype));
       }
     }
   }
@@ -147,7 +171,7 @@ class Bench {
     const Random random(seed, 1000 + k);
     Values w(static_cast<size_t>(outputs_[k].view().size()));
     for (size_t i = 0; i < w.size(); ++i) {
-      w[i] = static_cast<double>(static_cast<float>(random.normal_at(i)));
+      w[i] = rounded(random.normal_at(i), seed_type_);
     }
     return w;
   }
@@ -199,18 +223,20 @@ class Bench {
   Pool pool_;
   Tape tape_;
   bool parameters_;
+  DType seed_type_;
   std::vector<Tensor> tensors_, hold_, outputs_;
   std::vector<std::pair<Tensor, Tensor>> seeds_;
   std::vector<bool> carries_;  // which outputs carry a gradient
 };
 
-Outcome run_all(const Case& c, const std::vector<Values>& inputs, Device device, uint64_t seed) {
-  Bench bench(c, inputs, device, true, false);
+Outcome run_all(const OpInfo& info, const Case& c, const std::vector<Values>& inputs, Device device,
+                DType seeds, uint64_t seed) {
+  Bench bench(info, c, inputs, device, true, false, seeds);
   bench.forward(true);
   Outcome outcome = bench.collect_outputs();
   bench.backward(seed);
   bench.collect_gradients(&outcome);
-  Bench adding(c, inputs, device, true, true);
+  Bench adding(info, c, inputs, device, true, true, seeds);
   adding.forward(true);
   adding.backward(seed);
   adding.collect_gradients(&outcome);
@@ -262,13 +288,16 @@ std::vector<CheckResult> over_cases(const CheckOptions& options, const std::stri
   return results;
 }
 
-void compare(const Case& c, const CheckOptions& options, CheckResult* result) {
-  const std::vector<Values> inputs = draw_inputs(c, options.seed);
-  const Outcome exact = run_all(c, inputs, Device::reference(), options.seed);
-  const Outcome plain = run_all(c, inputs, Device::plain(), options.seed);
-  const Outcome fast = run_all(c, inputs, options.device, options.seed);
-  // A float has 24 bits: no kernel can be asked for less than a few units in the last place.
-  constexpr double kFloor = 4 * 0x1.0p-24;
+void compare(const OpInfo& info, const Case& c, const CheckOptions& options, CheckResult* result) {
+  const std::vector<Values> inputs = draw_inputs(info, c, options.device, options.seed);
+  const auto run = [&](Device device) {
+    return run_all(info, c, inputs, device, options.device.real, options.seed);
+  };
+  const Outcome exact = run(Device::reference()), plain = run(Device::plain()),
+                fast = run(options.device);
+  // A float has 24 bits, a bf16 8: no kernel can be asked for less than a few units in the last
+  // place. Sums of rounded products in 16 bits are what the budget is for.
+  const double kFloor = options.device.real == DType::kBF16 ? 0x1.0p-8 : 4 * 0x1.0p-24;
   double worst_ratio = -1;
   for (size_t k = 0; k < exact.values.size(); ++k) {
     const double error = relative_error(fast.values[k], exact.values[k]);
@@ -288,9 +317,9 @@ void compare(const Case& c, const CheckOptions& options, CheckResult* result) {
   result->ok = worst_ratio <= 1;
 }
 
-void difference_quotients(const Case& c, uint64_t seed, CheckResult* result) {
-  const std::vector<Values> inputs = draw_inputs(c, seed);
-  Bench bench(c, inputs, Device::reference(), true, false);
+void difference_quotients(const OpInfo& info, const Case& c, uint64_t seed, CheckResult* result) {
+  const std::vector<Values> inputs = draw_inputs(info, c, Device::cpu(), seed);
+  Bench bench(info, c, inputs, Device::reference(), true, false);
   bench.forward(true);
   bench.backward(seed);
   result->limit = c.grad_tolerance;
@@ -343,21 +372,21 @@ void difference_quotients(const Case& c, uint64_t seed, CheckResult* result) {
 }  // namespace
 
 std::vector<CheckResult> check_values(const CheckOptions& options) {
-  return over_cases(options, "values", [&](const OpInfo&, const Case& c, CheckResult* result) {
+  return over_cases(options, "values", [&](const OpInfo& info, const Case& c, CheckResult* result) {
     if (c.perf) {
       return false;
     }
-    compare(c, options, result);
+    compare(info, c, options, result);
     return true;
   });
 }
 
 std::vector<CheckResult> check_gradients(const CheckOptions& options) {
-  return over_cases(options, "grad", [&](const OpInfo&, const Case& c, CheckResult* result) {
+  return over_cases(options, "grad", [&](const OpInfo& info, const Case& c, CheckResult* result) {
     if (c.perf) {
       return false;
     }
-    difference_quotients(c, options.seed, result);
+    difference_quotients(info, c, options.seed, result);
     return true;
   });
 }
@@ -379,19 +408,25 @@ std::vector<CheckResult> check_speed(const CheckOptions& options) {
       result->detail = it->second;
       return true;
     }
-    const std::vector<Values> inputs = draw_inputs(c, options.seed);
-    Bench bench(c, inputs, options.device, false, true);
+    const std::vector<Values> inputs = draw_inputs(info, c, options.device, options.seed);
+    Bench bench(info, c, inputs, options.device, false, true, options.device.real);
+    const auto done = [&] {
+      if (options.device.kind == DeviceKind::kCuda) {
+        cuda::synchronize();
+      }
+      return now_seconds();
+    };
     Values forward, backward;
     for (int i = 0; i < 9; ++i) {
-      const double start = now_seconds();
+      const double start = done();
       bench.forward(true);
-      const double forward_end = now_seconds();
+      const double forward_end = done();
       bench.prepare_backward(options.seed);
-      const double backward_start = now_seconds();
+      const double backward_start = done();
       bench.replay();
       if (i >= 2) {
         forward.push_back(forward_end - start);
-        backward.push_back(now_seconds() - backward_start);
+        backward.push_back(done() - backward_start);
       }
     }
     result->forward_ms = 1e3 * median(forward);

@@ -15,7 +15,6 @@ namespace {
 struct TrainArguments {
   std::vector<std::string> configs;
   TrainBenchOptions options;
-  bool profile = false;
 };
 
 // Where a step's time goes, most expensive op first.
@@ -42,17 +41,21 @@ int run_train(const TrainArguments& a, const Common& common) {
       bench_train(load_configs(a.configs, common), options,
                   [&](const std::string& what, double done) { bar.update(done, what); });
   bar.finish();
-  std::vector<std::vector<std::string>> rows = {
-      {"model", "step ms", "tokens/s", "model GFLOP/s", "product GFLOP/s", "fraction", "peak MiB"}};
+  std::vector<std::vector<std::string>> rows = {{"model", "step ms", "tokens/s", "samples/s",
+                                                 "model GFLOP/s", "product GFLOP/s", "fraction",
+                                                 "peak MiB"}};
   nlohmann::json json = nlohmann::json::array();
   for (const TrainBenchRow& r : results) {
     rows.push_back({r.name, fmt::format("{:.1f}", r.step_ms),
                     fmt::format("{:.1f}", r.tokens_per_second),
+                    fmt::format("{:.2f}", r.samples_per_second),
                     fmt::format("{:.1f}", r.model_gflops), fmt::format("{:.1f}", r.gemm_gflops),
                     fmt::format("{:.3f}", r.fraction_of_gemm), fmt::format("{:.0f}", r.peak_mb)});
     json.push_back({{"name", r.name},
                     {"step_ms", r.step_ms},
                     {"tokens_per_second", r.tokens_per_second},
+                    {"samples_per_second", r.samples_per_second},
+                    {"copy_gbps", r.copy_gbps},
                     {"model_gflops", r.model_gflops},
                     {"gemm_gflops", r.gemm_gflops},
                     {"fraction_of_gemm", r.fraction_of_gemm},
@@ -63,8 +66,11 @@ int run_train(const TrainArguments& a, const Common& common) {
     }
   }
   say(common, table(rows));
+  if (options.device.kind == DeviceKind::kCuda) {
+    say(common, fmt::format("the GPU copies {:.0f} GB/s\n", results.front().copy_gbps));
+  }
   for (const TrainBenchRow& r : results) {
-    if (a.profile) {
+    if (options.profile) {
       say(common, profile_table(r));
     }
   }
@@ -95,6 +101,27 @@ int run_decode(const DecodeArguments& a, const Common& common) {
                 {"weight_bytes", r.weight_bytes},
                 {"read_gbps", r.read_gbps},
                 {"fraction_of_read", r.fraction_of_read}});
+  return 0;
+}
+
+struct StreamArguments {
+  std::string config;
+  StreamBenchOptions options;
+};
+
+int run_stream(const StreamArguments& a, const Common& common) {
+  StreamBenchOptions options = a.options;
+  options.device = common.parsed_device();
+  Progress bar("bench stream");
+  const StreamBenchRow r =
+      bench_stream(load_config(a.config, common.overrides), options,
+                   [&](const std::string& what, double done) { bar.update(done, what); });
+  bar.finish();
+  say(common, table({{"model", "piece ms", "tokens/s"},
+                     {r.name, fmt::format("{:.2f}", r.piece_ms),
+                      fmt::format("{:.0f}", r.tokens_per_second)}}));
+  emit(common,
+       {{"name", r.name}, {"piece_ms", r.piece_ms}, {"tokens_per_second", r.tokens_per_second}});
   return 0;
 }
 
@@ -204,7 +231,8 @@ void add_bench(CLI::App& app) {
   sub->add_option("--steps", train->options.steps, "Timed steps of each model")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  sub->add_flag("--profile", train->profile, "Print where the time of a step goes, op by op");
+  sub->add_flag("--profile", train->options.profile,
+                "Print where the time of a step goes, op by op");
   command(sub, [train](const Common& common) { return run_train(*train, common); });
 
   auto decode = std::make_shared<DecodeArguments>();
@@ -214,6 +242,21 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   command(sub, [decode](const Common& common) { return run_decode(*decode, common); });
+
+  auto stream = std::make_shared<StreamArguments>();
+  sub = bench->add_subcommand(
+      "stream", "Long streams read piece by piece with all losses, as evaluations do");
+  sub->add_option("--config", stream->config, "Config file")->type_name("FILE")->required();
+  sub->add_option("--batch", stream->options.batch, "Streams side by side")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->capture_default_str();
+  sub->add_option("--tokens", stream->options.tokens, "Tokens of each stream in a piece")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  sub->add_option("--pieces", stream->options.pieces, "Timed pieces; the median is printed")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command(sub, [stream](const Common& common) { return run_stream(*stream, common); });
 
   auto memory = std::make_shared<MemoryBenchOptions>();
   sub = bench->add_subcommand(

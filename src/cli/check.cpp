@@ -35,7 +35,7 @@ int run(const Arguments& a, const Common& common) {
   CheckOptions options;
   options.op = a.op;
   options.only = a.only;
-  options.device = common.parsed_device();
+  options.device = common.parsed_device(DType::kF32);
   options.seed = a.seed;
   const std::vector<CheckResult> results = a.perf   ? check_speed(options)
                                            : a.grad ? check_gradients(options)

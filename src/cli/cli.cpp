@@ -18,8 +18,10 @@ void command(CLI::App* app, Body body) {
       ->type_name("PATH");
   app->add_option(
          "--device", common->device,
-         "Where to compute: cpu (float, fast), reference (double, slow, exact) or plain (the "
-         "reference's code in float: what rounding alone does)")
+         "Where to compute: cpu (float, fast), cuda (a GPU, in bf16; `check` and `golden`, which "
+         "compare numbers, in float), cuda:f32, cuda:bf16, reference (double, slow, exact) or "
+         "plain "
+         "(the reference's code in float: what rounding alone does)")
       ->type_name("NAME")
       ->capture_default_str();
   app->add_option("--threads", common->threads, "Threads to use; 0 uses all cores")

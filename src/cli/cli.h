@@ -22,7 +22,10 @@ struct Common {
   std::vector<std::string> overrides;  // --set key=value
   bool part = false;                   // of another command, which emits the results
 
-  Device parsed_device() const { return Device::parse(device); }
+  // `cuda` computes in bf16, unless the command compares numbers.
+  Device parsed_device(DType cuda_real = DType::kBF16) const {
+    return Device::parse(device, cuda_real);
+  }
 };
 
 // Adds the common options to a command and says what to run: `body` returns the exit status.

@@ -8,7 +8,7 @@ namespace fwpkm::cli {
 namespace {
 
 int run(const std::string& file, const Common& common) {
-  const GoldenResult result = run_golden(file, common.parsed_device(), common.overrides);
+  const GoldenResult result = run_golden(file, common.parsed_device(DType::kF32), common.overrides);
   std::vector<std::vector<std::string>> rows = {{"group", "tensors", "error", "worst"}};
   nlohmann::json groups = nlohmann::json::array();
   for (const GoldenGroup& g : result.groups) {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "tensor/convert.h"
 
 namespace fwpkm {
 namespace {
@@ -46,16 +47,9 @@ void load_parameters(const SafeTensors& file, const std::string& prefix, const M
     if (parameters->mapped(p) && parameters->at(p).view().data == file.data(name).data()) {
       continue;
     }
-    const View& to = parameters->writable(spec.name);
-    const auto count = static_cast<size_t>(to.size());
-    fill_on_host(to, [&](const View& host) {
-      if (host.dtype == DType::kF64) {
-        file.read(name, host.ptr<double>(), count);
-      } else {
-        file.read(name, host.ptr<float>(), count);
-      }
-    });
+    read_view(file, name, parameters->writable(spec.name));
   }
+  parameters->refresh();
   for (const TensorInfo& info : file.tensors()) {
     if (!info.name.starts_with(prefix) || known.contains(info.name)) {
       continue;
@@ -88,8 +82,27 @@ void append_view(SafeTensorsWriter* writer, const std::string& name, const View&
     const auto count = static_cast<size_t>(host.size());
     if (host.dtype == DType::kF64) {
       writer->append(name, std::span<const double>(host.ptr<double>(), count));
-    } else {
+    } else if (host.dtype == DType::kF32) {
       writer->append(name, std::span<const float>(host.ptr<float>(), count));
+    } else {
+      std::vector<float> values(count);
+      load_elements(host.dtype, static_cast<const std::byte*>(host.data), count, values.data());
+      writer->append(name, std::span<const float>(values));
+    }
+  });
+}
+
+void read_view(const SafeTensors& file, const std::string& name, const View& to) {
+  const auto count = static_cast<size_t>(to.size());
+  fill_on_host(to, [&](const View& host) {
+    if (host.dtype == DType::kF64) {
+      file.read(name, host.ptr<double>(), count);
+    } else if (host.dtype == DType::kF32) {
+      file.read(name, host.ptr<float>(), count);
+    } else {
+      std::vector<float> values(count);
+      file.read(name, values.data(), count);
+      store_elements(host.dtype, values.data(), count, static_cast<std::byte*>(host.data));
     }
   });
 }
@@ -113,7 +126,7 @@ void save_model(const Model& model, const std::filesystem::path& folder, DType d
     writer.declare(specs[p].name, dtype, specs[p].shape.list());
   }
   for (const size_t p : order) {
-    append_view(&writer, specs[p].name, parameters.at(p).view());
+    append_view(&writer, specs[p].name, parameters.stored(p));
   }
   const ModelConfig& config = model.config();
   const nlohmann::json json = config.official ? config.official_json : config_to_json(config);

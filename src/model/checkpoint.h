@@ -32,7 +32,9 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& folder, Device de
 // Writes config.json and model.safetensors, each whole or not at all.
 void save_model(const Model& model, const std::filesystem::path& folder, DType dtype = DType::kF32);
 
-// Appends a parameter (or any view of the host's) to a file being written, block by block.
+// Appends a parameter, or any contiguous view of floats, to a file being written.
 void append_view(SafeTensorsWriter* writer, const std::string& name, const View& view);
+// Fills such a view from a tensor of as many numbers.
+void read_view(const SafeTensors& file, const std::string& name, const View& to);
 
 }  // namespace fwpkm

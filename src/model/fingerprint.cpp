@@ -24,8 +24,9 @@ ModelFingerprint compute_fingerprint(const ModelConfig& config, const Parameters
   ModelFingerprint result;
   result.config = config_fingerprint(config);
   for (size_t p = 0; p < parameters.specs().size(); ++p) {
-    const View& view = parameters.at(p).view();
-    result.tensors.push_back(hash_wide(view.data, static_cast<size_t>(view.bytes())));
+    read_on_host(parameters.stored(p), [&](const View& host) {
+      result.tensors.push_back(hash_wide(host.data, static_cast<size_t>(host.bytes())));
+    });
   }
   return result;
 }

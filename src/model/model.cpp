@@ -1,5 +1,7 @@
 #include "model/model.h"
 
+#include <tuple>
+
 #include "model/layer.h"
 #include "ops/attention/attention.h"
 #include "ops/delta_gates/delta_gates.h"
@@ -9,7 +11,6 @@
 #include "ops/linear/linear.h"
 #include "ops/norm_gate/norm_gate.h"
 #include "ops/norm_rope/norm_rope.h"
-#include "ops/norm_rope/rope_table.h"
 #include "ops/pkm_read/pkm_read.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/short_conv/short_conv.h"
@@ -219,15 +220,11 @@ std::vector<Model::Rows> Model::rows_of(Run& run, const Tensor& tokens,
     rows.begin = all.empty() ? 0 : all.back().end;
     rows.end = rows.begin + count;
     if (rotates) {
-      const int64_t time = tokens.dim(1);
-      const Shape shape = {time, config_.rotary_dim() / 2};
-      std::vector<double> cos, sin;
-      rope_table(
+      std::tie(rows.cos, rows.sin) = ropes_->at(
+          run,
           {config_.attention.head_dim, config_.attention.rotary_fraction,
            config_.attention.rope_theta, config_.attention.yarn_factor, config_.yarn_length()},
-          state == nullptr ? 0 : state->position, time, &cos, &sin);
-      rows.cos = run.from_host("cos", shape, cos);
-      rows.sin = run.from_host("sin", shape, sin);
+          state == nullptr ? 0 : state->position, tokens.dim(1));
     }
     all.push_back(std::move(rows));
   };

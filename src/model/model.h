@@ -9,6 +9,7 @@
 #include "model/fingerprint.h"
 #include "model/lact.h"
 #include "model/parameters.h"
+#include "model/rope_tables.h"
 #include "model/state.h"
 #include "tensor/tensor.h"
 
@@ -101,6 +102,7 @@ class Model {
   std::vector<LactLayer> lact_layers_;             // in place of layers_ in a LaCT model
   std::vector<std::shared_ptr<RowArena>> arenas_;  // of the layers that have a FwPKM
   std::shared_ptr<PoolSet> pools_;
+  std::shared_ptr<RopeTables> ropes_ = std::make_shared<RopeTables>();
   std::shared_ptr<FingerprintOnce> fingerprint_ = std::make_shared<FingerprintOnce>();
 };
 

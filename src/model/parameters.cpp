@@ -5,6 +5,7 @@
 
 #include "base/parallel.h"
 #include "base/random.h"
+#include "tensor/cuda.h"
 
 namespace fwpkm {
 namespace {
@@ -15,18 +16,23 @@ class Table {
   explicit Table(double std) : std_(std) {}
 
   void matrix(const std::string& name, int64_t out, int64_t in) {
-    add(name, {out, in}, {Init::Kind::kNormal, std_}, true);
+    matrix(name, out, in, {Init::Kind::kNormal, std_});
   }
   void matrix(const std::string& name, int64_t out, int64_t in, Init init) {
     add(name, {out, in}, init, true);
+    specs.back().half = true;
+  }
+  // A table that is looked up, not multiplied.
+  void table(const std::string& name, int64_t rows, int64_t width, Init init) {
+    add(name, {rows, width}, init, true);
   }
   void linear(const std::string& name, int64_t out, int64_t in) {
-    matrix(name + ".weight", out, in);
-    zeros(name + ".bias", {out});
+    linear(name, out, in, {Init::Kind::kNormal, std_});
   }
   void linear(const std::string& name, int64_t out, int64_t in, Init init) {
     matrix(name + ".weight", out, in, init);
     zeros(name + ".bias", {out});
+    specs.back().half = true;
   }
   void zeros(const std::string& name, Shape shape) { add(name, shape, {}, false); }
   void ones(const std::string& name, Shape shape) {
@@ -37,7 +43,7 @@ class Table {
     specs.back().fast = true;
   }
   void add(const std::string& name, Shape shape, Init init, bool decay) {
-    specs.push_back({name, shape, init, decay, false});
+    specs.push_back({name, shape, init, decay, false, false});
   }
 
   std::vector<ParameterSpec> specs;
@@ -80,10 +86,10 @@ void pkm_specs(const ModelConfig& c, const std::string& at, Table* table) {
   const PkmConfig& p = c.pkm;
   const int64_t d = c.hidden_size, width = p.heads * p.key_dim;
   const double out_std = 1 / std::sqrt(static_cast<double>(d));
-  table->matrix(at + "keys", 2 * p.heads * p.n_subkeys, p.key_dim / 2,
-                uniform(1 / std::sqrt(static_cast<double>(p.key_dim))));
-  table->matrix(at + "values.weight", p.slots(), p.value_dim,
-                normal(1 / std::sqrt(static_cast<double>(p.value_dim))));
+  table->table(at + "keys", 2 * p.heads * p.n_subkeys, p.key_dim / 2,
+               uniform(1 / std::sqrt(static_cast<double>(p.key_dim))));
+  table->table(at + "values.weight", p.slots(), p.value_dim,
+               normal(1 / std::sqrt(static_cast<double>(p.value_dim))));
   table->linear(at + "value_proj", d, p.value_dim, normal(out_std));
   table->linear(at + "swilu_projection", p.value_dim, d, normal(out_std));
   table->linear(at + "query_proj.query_mlps.0", width, d,
@@ -215,43 +221,65 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
           "weights that get gradients are written, so they cannot stay in {}",
           file_ == nullptr ? "" : file_->path().string());
   pool_.set_dry(dry);
-  const size_t element = dtype_size(device.real);
+  // Where a weight lies: in the file, or in one of the blocks. A half one of a model in training
+  // lies in both.
+  const DType wide = device.wide();
   std::vector<void*> in_file;
-  size_t values = 0, grads = 0;
-  for (const ParameterSpec& spec : specs_) {
-    in_file.push_back(find_mapped(spec));
-    mapped_.push_back(in_file.back() != nullptr);
-    if (mapped_.back()) {
-      mapped_bytes_ += static_cast<size_t>(spec.shape.size()) * element;
-    } else {
-      values += padded(spec.shape.size());
+  const auto is_half = [&](const ParameterSpec& spec) { return spec.half && wide != device.real; };
+  const auto in_values = [&](size_t p) {
+    return in_file[p] == nullptr && (gradients || !is_half(specs_[p]));
+  };
+  size_t values = 0, halves = 0, grads = 0;
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    const size_t size = padded(specs_[p].shape.size());
+    in_file.push_back(find_mapped(specs_[p]));
+    mapped_.push_back(in_file[p] != nullptr);
+    mapped_bytes_ +=
+        mapped_[p] ? static_cast<size_t>(specs_[p].shape.size()) * dtype_size(wide) : 0;
+    values += in_values(p) ? size : 0;
+    halves += is_half(specs_[p]) ? size : 0;
+    grads += specs_[p].fast ? 0 : size;
+  }
+  // Hands out the parts of a block in order.
+  struct Parts {
+    std::shared_ptr<Block> block;
+    DType dtype;
+    size_t used = 0;
+
+    Parts(Pool& pool, size_t elements, DType type) : dtype(type) {
+      if (elements > 0) {
+        block = pool.allocate(elements * dtype_size(type));
+      }
     }
-    grads += spec.fast ? 0 : padded(spec.shape.size());
-  }
-  if (values > 0) {
-    values_ = pool_.allocate(values * element);
-  }
-  if (gradients) {
-    grads_ = pool_.allocate(grads * element);
-  }
-  auto* value_at = values_ ? static_cast<char*>(values_->data()) : nullptr;
-  auto* grad_at = gradients ? static_cast<char*>(grads_->data()) : nullptr;
-  for (const ParameterSpec& spec : specs_) {
-    const size_t index = tensors_.size();
-    index_[spec.name] = index;
-    const char* name = spec.name.c_str();
-    View grad;
+    View next(const ParameterSpec& spec, DeviceKind kind) {
+      void* at = static_cast<char*>(block->data()) + used;
+      used += padded(spec.shape.size()) * dtype_size(dtype);
+      return View(spec.name.c_str(), at, dtype, kind, spec.shape);
+    }
+  };
+  Parts wide_parts(pool_, values, wide), half_parts(pool_, halves, device.real),
+      grad_parts(pool_, gradients ? grads : 0, wide);
+  values_ = wide_parts.block;
+  halves_ = half_parts.block;
+  grads_ = grad_parts.block;
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    const ParameterSpec& spec = specs_[p];
+    index_[spec.name] = p;
+    View value, grad;
+    if (mapped_[p]) {
+      value = View(spec.name.c_str(), in_file[p], wide, device.kind, spec.shape);
+    } else if (in_values(p)) {
+      value = wide_parts.next(spec, device.kind);
+    }
+    stored_.push_back(value);
+    if (is_half(spec)) {
+      value = half_parts.next(spec, device.kind);
+      stored_[p] = gradients ? stored_[p] : value;
+    }
     if (gradients && !spec.fast) {
-      grad = View(name, grad_at, device.real, device.kind, spec.shape);
-      grad_at += padded(spec.shape.size()) * element;
+      grad = grad_parts.next(spec, device.kind);
     }
-    void* value = in_file[index];
-    if (value == nullptr) {
-      value = value_at;
-      value_at += padded(spec.shape.size()) * element;
-    }
-    tensors_.push_back(
-        Tensor::parameter(View(name, value, device.real, device.kind, spec.shape), grad));
+    tensors_.push_back(Tensor::parameter(value, grad));
   }
   if (!dry) {
     zero_gradients();
@@ -264,9 +292,9 @@ void* Parameters::find_mapped(const ParameterSpec& spec) const {
   }
   const TensorInfo& info = file_->info(spec.name);
   const std::byte* data = file_->data(spec.name).data();
-  const bool aligned = reinterpret_cast<uintptr_t>(data) % dtype_size(device_.real) == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % dtype_size(device_.wide()) == 0;
   // Views have no const, but the pages cannot be written.
-  return aligned && info.dtype == device_.real && info.shape == spec.shape.list()
+  return aligned && info.dtype == device_.wide() && info.shape == spec.shape.list()
              ? const_cast<std::byte*>(data)
              : nullptr;
 }
@@ -278,9 +306,10 @@ const Tensor& Parameters::at(const std::string& name) const {
 }
 
 const View& Parameters::writable(const std::string& name) const {
-  const View& view = at(name).view();
-  require_writable(index_.at(name));
-  return view;
+  const auto it = index_.find(name);
+  require(it != index_.end(), "parameters", "this model has no tensor '{}'", name);
+  require_writable(it->second);
+  return stored_[it->second];
 }
 
 void Parameters::require_writable(size_t index) const {
@@ -295,41 +324,56 @@ void Parameters::initialize(uint64_t seed) {
   for (size_t p = 0; p < specs_.size(); ++p) {
     require_writable(p);
   }
-  const auto fill = [&]<typename T>(T*) {
-    for (size_t p = 0; p < specs_.size(); ++p) {
-      const Init init = specs_[p].init;
-      const Random random(seed, p);
-      fill_on_host(tensors_[p].view(), [&](const View& host) {
-        T* to = host.ptr<T>();
-        parallel_ranges(specs_[p].shape.size(), 4096, [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            const auto at = static_cast<uint64_t>(i);
-            double x = 0;
-            switch (init.kind) {
-              case Init::Kind::kZero:
-                break;
-              case Init::Kind::kOne:
-                x = 1;
-                break;
-              case Init::Kind::kNormal:
-                x = init.scale * random.normal_at(at);
-                break;
-              case Init::Kind::kUniform:
-                x = init.scale * (2 * random.uniform_at(at) - 1);
-                break;
-              case Init::Kind::kLogUniform:
-                x = std::log(init.scale * (1 - random.uniform_at(at)));
-                break;
-            }
-            // The same start on every device: numbers that fit a float.
-            to[i] = static_cast<T>(static_cast<float>(x));
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    const Init init = specs_[p].init;
+    const Random random(seed, p);
+    const auto fill = [&]<typename T>(T* to) {
+      parallel_ranges(specs_[p].shape.size(), 4096, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const auto at = static_cast<uint64_t>(i);
+          double x = 0;
+          switch (init.kind) {
+            case Init::Kind::kZero:
+              break;
+            case Init::Kind::kOne:
+              x = 1;
+              break;
+            case Init::Kind::kNormal:
+              x = init.scale * random.normal_at(at);
+              break;
+            case Init::Kind::kUniform:
+              x = init.scale * (2 * random.uniform_at(at) - 1);
+              break;
+            case Init::Kind::kLogUniform:
+              x = std::log(init.scale * (1 - random.uniform_at(at)));
+              break;
           }
-        });
+          // The same start on every device: numbers that fit a float.
+          to[i] = static_cast<T>(static_cast<float>(x));
+        }
       });
+    };
+    fill_on_host(stored_[p], [&](const View& host) {
+      switch (host.dtype) {
+        case DType::kF64:
+          return fill(host.ptr<double>());
+        case DType::kBF16:
+          return fill(host.ptr<Bf16>());
+        default:
+          return fill(host.ptr<float>());
+      }
+    });
+  }
+  refresh();
+}
+
+void Parameters::refresh() {
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    const View& value = tensors_[p].view();
+    if (value.data != stored_[p].data) {
+      cuda::convert(stored_[p], value);
     }
-  };
-  device_.real == DType::kF64 ? fill(static_cast<double*>(nullptr))
-                              : fill(static_cast<float*>(nullptr));
+  }
 }
 
 void Parameters::zero_gradients() {

@@ -25,6 +25,7 @@ struct ParameterSpec {
   Init init;
   bool decay = false;  // weight decay applies: matrices only
   bool fast = false;   // a fast weight: written by the memory, never by an optimizer
+  bool half = false;   // has 16 bits where activations have: what products multiply
 };
 
 // In the order of the layers. Tied output weights are not listed twice.
@@ -32,6 +33,9 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
 
 // Owns the weights of one model and, if asked for, their gradients: one block of each kind. Weights
 // may also lie in a mapped file, whose pages all processes that map it share.
+//
+// Where activations are bf16, what products multiply is bf16 too. In training those weights are
+// copies: an optimizer changes the masters, which are float as all other weights and all gradients.
 class Parameters {
  public:
   // Memory is reserved but not set; call initialize() or load. With `file`, a tensor that is there
@@ -45,15 +49,22 @@ class Parameters {
   // By name; a name that is not in the table is a programming error and throws.
   const Tensor& at(const std::string& name) const;
   const Tensor& at(size_t index) const { return tensors_[index]; }
-  // A tensor to be written; one that is mapped is refused.
+  // What is kept of a tensor in files and by optimizers: its master, or itself if it has none.
+  const View& stored(size_t index) const { return stored_[index]; }
+  // What is stored of a tensor, to be written; one that is mapped is refused. If the tensor has a
+  // master, refresh() must follow.
   const View& writable(const std::string& name) const;
+  // Makes the copies of masters anew.
+  void refresh();
   bool mapped(size_t index) const { return mapped_[index]; }
   bool has_gradients() const { return static_cast<bool>(grads_); }
 
   void initialize(uint64_t seed);
   void zero_gradients();
   // Weights in memory of our own, and in the file.
-  size_t value_bytes() const { return values_ ? values_->bytes() : 0; }
+  size_t value_bytes() const {
+    return (values_ ? values_->bytes() : 0) + (halves_ ? halves_->bytes() : 0);
+  }
   size_t mapped_bytes() const { return mapped_bytes_; }
   size_t gradient_bytes() const { return grads_ ? grads_->bytes() : 0; }
 
@@ -67,10 +78,11 @@ class Parameters {
   Pool pool_;
   std::vector<ParameterSpec> specs_;
   std::vector<Tensor> tensors_;
+  std::vector<View> stored_;
   std::vector<bool> mapped_;  // by index
   size_t mapped_bytes_ = 0;
   std::map<std::string, size_t> index_;
-  std::shared_ptr<Block> values_, grads_;
+  std::shared_ptr<Block> values_, halves_, grads_;
 };
 
 }  // namespace fwpkm

@@ -48,6 +48,10 @@ std::vector<int32_t> packed_starts(int64_t batch, int64_t time);
 struct OpInfo {
   const Op* op;
   std::vector<Case> (*cases)();
+  // Names of its cases' inputs, between spaces, that are not 16 bits wide where activations are:
+  const char* wide = "";
+  // and of those that are, but whose gradients are not, because they are weights.
+  const char* weights = "";
 };
 
 std::span<const OpInfo> all_ops();

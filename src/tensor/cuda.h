@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "tensor/view.h"
@@ -19,7 +21,8 @@ size_t free_bytes();
 
 // Memory of the GPU; null if there is not enough.
 void* allocate(size_t bytes);
-void release(void* data) noexcept;
+// Small blocks wait for the calling thread's next request: giving memory back stops the GPU.
+void release(void* data, size_t bytes) noexcept;
 
 // All of these are in order with the kernels of the calling thread.
 void copy_in(void* to, const void* host, size_t bytes);     // the host's memory may change at once
@@ -28,7 +31,33 @@ void copy(void* to, const void* from, size_t bytes);
 void fill(void* to, int byte, size_t bytes);
 // Views of one shape and type, whatever their strides.
 void copy_view(const View& from, const View& to);
+// Copies a contiguous float view to a bf16 one of as many elements.
+void convert(const View& from, const View& to);
 // Waits until all that the calling thread asked for is done; errors of kernels show here.
 void synchronize();
+
+// Memory of the host that copies to and from the GPU need not wait for; null if there is none left.
+void* allocate_pinned(size_t bytes);
+void release_pinned(void* data) noexcept;
+// Copies that only join the queue: `host` is pinned memory, which must stay as it is until they are
+// done.
+void send(void* to, const void* host, size_t bytes);
+void fetch(void* host, const void* from, size_t bytes);
+
+// The kernels and copies of a piece of work, recorded once and then started as one.
+class Graph {
+ public:
+  // Runs `work` without executing anything of what it asks the GPU for. It must not wait for the
+  // GPU, and memory that it uses must stay where it is as long as the graph lives.
+  explicit Graph(const std::function<void()>& work);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void launch();
+
+ private:
+  void* graph_ = nullptr;
+};
 
 }  // namespace fwpkm::cuda

@@ -25,7 +25,7 @@ size_t free_bytes() {
 void* allocate(size_t) {
   none();
 }
-void release(void*) noexcept {}
+void release(void*, size_t) noexcept {}
 void copy_in(void*, const void*, size_t) {
   none();
 }
@@ -41,7 +41,27 @@ void fill(void*, int, size_t) {
 void copy_view(const View&, const View&) {
   none();
 }
+void convert(const View&, const View&) {
+  none();
+}
 void synchronize() {
+  none();
+}
+void* allocate_pinned(size_t) {
+  none();
+}
+void release_pinned(void*) noexcept {}
+void send(void*, const void*, size_t) {
+  none();
+}
+void fetch(void*, const void*, size_t) {
+  none();
+}
+Graph::Graph(const std::function<void()>&) {
+  none();
+}
+Graph::~Graph() = default;
+void Graph::launch() {
   none();
 }
 

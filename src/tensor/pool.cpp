@@ -36,9 +36,9 @@ void* system_allocate(DeviceKind device, size_t bytes) {
   return data;
 }
 
-void system_free(DeviceKind device, void* data) {
+void system_free(DeviceKind device, void* data, size_t bytes) {
   if (device == DeviceKind::kCuda) {
-    cuda::release(data);
+    cuda::release(data, bytes);
   } else {
     std::free(data);
   }
@@ -92,7 +92,7 @@ Block::~Block() {
   if (pool_ != nullptr) {
     pool_->release(data_, bytes_);
   } else {
-    system_free(device_, data_);
+    system_free(device_, data_, bytes_);
   }
 }
 
@@ -167,7 +167,7 @@ void Pool::trim() {
       if (dry_) {
         munmap(block, bytes);
       } else {
-        system_free(device_.kind, block);
+        system_free(device_.kind, block, bytes);
       }
       held_ -= bytes;
     }

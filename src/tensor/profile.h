@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include "tensor/cuda.h"
+
 namespace fwpkm {
 
 struct OpTime {
@@ -17,7 +19,8 @@ struct OpTime {
 // that kernels name.
 class Profile {
  public:
-  Profile() : outer_(current_) { current_ = this; }
+  // With `waits`, every op is waited for: on a GPU calls return before the work is done.
+  explicit Profile(bool waits = false) : outer_(current_), waits_(waits) { current_ = this; }
   ~Profile() { current_ = outer_; }
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
@@ -35,6 +38,9 @@ class Profile {
     }
     const auto start = std::chrono::steady_clock::now();
     kernel();
+    if (current_->waits_) {
+      cuda::synchronize();
+    }
     const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
     OpTime& entry = current_->times_[op];
     (backward ? entry.backward_ms : entry.forward_ms) += ms.count();
@@ -58,6 +64,7 @@ class Profile {
  private:
   static inline thread_local Profile* current_ = nullptr;
   Profile* outer_;
+  bool waits_;
   std::map<std::string, OpTime> times_;
   std::map<std::string, double> phases_;
 };

@@ -248,7 +248,7 @@ struct Packed {
   }
   ~Packed() {
     if (own != nullptr) {
-      cuda::release(own);
+      cuda::release(own, static_cast<size_t>(view.bytes()));
     }
   }
   Packed(const Packed&) = delete;

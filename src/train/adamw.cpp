@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "tensor/cuda.h"
 #include "train/adamw_kernels.h"
 
 namespace fwpkm {
@@ -10,7 +11,7 @@ AdamW::AdamW(Parameters* parameters) : parameters_(parameters), pool_(parameters
   require(parameters->has_gradients(), "adamw", "the model was made without gradients");
   constexpr size_t kAlign = 64;
   const auto& specs = parameters->specs();
-  const size_t element = dtype_size(parameters->device().real);
+  const size_t element = dtype_size(parameters->device().wide());
   size_t total = 0;
   const auto padded = [&](const ParameterSpec& spec) {
     return (static_cast<size_t>(spec.shape.size()) + kAlign - 1) / kAlign * kAlign * element;
@@ -21,18 +22,25 @@ AdamW::AdamW(Parameters* parameters) : parameters_(parameters), pool_(parameters
   moments_ = pool_.allocate(total);
   moments_->zero();
   auto* at = static_cast<char*>(moments_->data());
+  std::vector<AdamWGpu::Part> parts;
   for (size_t p = 0; p < specs.size(); ++p) {
     if (specs[p].fast) {
       continue;
     }
-    const View& value = parameters->at(p).view();
+    const View& stored = parameters->stored(p);
     const auto make = [&] {
-      const View view(value.name, at, value.dtype, value.device, value.shape);
+      const View view(stored.name, at, stored.dtype, stored.device, stored.shape);
       at += padded(specs[p]);
       return view;
     };
     const View first = make();
     slots_.push_back({p, first, make()});
+    const View& used = parameters->at(p).view();
+    parts.push_back({stored, used.data == stored.data ? View() : used,
+                     parameters->at(p).node()->grad, first, slots_.back().second, specs[p].decay});
+  }
+  if (parameters->device().kind == DeviceKind::kCuda) {
+    gpu_ = std::make_unique<AdamWGpu>(parts);
   }
 }
 
@@ -41,6 +49,10 @@ size_t AdamW::bytes() const {
 }
 
 double AdamW::gradient_norm() const {
+  if (gpu_) {
+    gpu_->enqueue_norm();
+    return gpu_->norm();
+  }
   double squares = 0;
   for (const Slot& slot : slots_) {
     squares += sum_of_squares(parameters_->at(slot.index).node()->grad);
@@ -48,21 +60,48 @@ double AdamW::gradient_norm() const {
   return std::sqrt(squares);
 }
 
-void AdamW::step(const AdamWSettings& settings, double scale) {
+AdamWConstants AdamW::constants(const AdamWSettings& settings, double scale) {
   ++steps_;
   const double t = static_cast<double>(steps_);
   AdamWConstants c;
   c.beta1 = settings.beta1;
   c.beta2 = settings.beta2;
   c.eps = settings.eps;
+  c.keep = 1 - settings.lr * settings.weight_decay;
   c.step = settings.lr / (1 - std::pow(settings.beta1, t));
   c.second_scale = 1 / std::sqrt(1 - std::pow(settings.beta2, t));
   c.gradient_scale = scale;
-  for (const Slot& slot : slots_) {
-    const Tensor& p = parameters_->at(slot.index);
-    c.keep = 1 - (parameters_->specs()[slot.index].decay ? settings.lr * settings.weight_decay : 0);
-    adamw_update(p.view(), p.node()->grad, slot.first, slot.second, c);
+  return c;
+}
+
+void AdamW::step(const AdamWSettings& settings, double scale) {
+  AdamWConstants c = constants(settings, scale);
+  if (gpu_) {
+    cuda::synchronize();
+    gpu_->send(c, 0);
+    enqueue();
+    return;
   }
+  const double keep = c.keep;
+  for (const Slot& slot : slots_) {
+    c.keep = parameters_->specs()[slot.index].decay ? keep : 1;
+    adamw_update(parameters_->stored(slot.index), parameters_->at(slot.index).node()->grad,
+                 slot.first, slot.second, c);
+  }
+}
+
+void AdamW::begin(const AdamWSettings& settings, double clip) {
+  require(gpu_ != nullptr, "adamw", "steps are queued on a GPU only");
+  gpu_->send(constants(settings, 1), clip);
+}
+
+void AdamW::enqueue() {
+  gpu_->enqueue_norm();
+  gpu_->enqueue_update();
+}
+
+double AdamW::last_norm() const {
+  return gpu_->norm();
 }
 
 }  // namespace fwpkm

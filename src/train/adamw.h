@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "model/parameters.h"
+#include "train/adamw_gpu.h"
 
 namespace fwpkm {
 
@@ -31,6 +32,14 @@ class AdamW {
   // One update with the gradients multiplied by `scale`; leaves all gradients at zero.
   void step(const AdamWSettings& settings, double scale);
 
+  // On a GPU a step can be queued without waiting for it: begin() counts it and sends its numbers,
+  // enqueue() asks for the norm, for clipping to `clip` (0: none) and for the update, the same work
+  // for all steps. Gradients that are not finite change nothing. last_norm() is the norm before
+  // clipping, once the GPU is done.
+  void begin(const AdamWSettings& settings, double clip);
+  void enqueue();
+  double last_norm() const;
+
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   // Calls fn(name of the parameter, first moments, second moments) for each parameter.
@@ -43,6 +52,7 @@ class AdamW {
   size_t bytes() const;
 
  private:
+  AdamWConstants constants(const AdamWSettings& settings, double scale);
   struct Slot {
     size_t index;  // in the parameter table
     View first, second;
@@ -52,6 +62,7 @@ class AdamW {
   std::shared_ptr<Block> moments_;
   std::vector<Slot> slots_;
   int64_t steps_ = 0;
+  std::unique_ptr<AdamWGpu> gpu_;
 };
 
 }  // namespace fwpkm

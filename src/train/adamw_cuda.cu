@@ -1,36 +1,38 @@
+// A block for each piece of a parameter, whatever parameter it is of: the pieces are in a table.
+#include <cmath>
+
 #include "ops/common/device.cuh"
 #include "tensor/cuda.h"
-#include "train/adamw_kernels.h"
+#include "train/adamw_gpu.h"
 
 namespace fwpkm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocks = 1024;
+constexpr int64_t kPiece = 16384;
 
-__global__ void update_kernel(float* weight, float* grad, float* first, float* second, int64_t size,
-                              float beta1, float beta2, float eps, float keep, float step,
-                              float second_scale, float gradient_scale) {
-  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < size;
-       i += int64_t{gridDim.x} * kThreads) {
-    const float g = grad[i] * gradient_scale;
-    const float m = beta1 * first[i] + (1 - beta1) * g;
-    const float v = beta2 * second[i] + (1 - beta2) * g * g;
-    first[i] = m;
-    second[i] = v;
-    weight[i] = keep * weight[i] - step * m / (sqrtf(v) * second_scale + eps);
-    grad[i] = 0;
-  }
-}
+struct Piece {
+  float *weight, *grad, *first, *second;
+  bf16* half;  // or null
+  int32_t size;
+  bool decay;
+};
 
-__global__ void squares_kernel(const float* x, int64_t size, double* partial) {
-  double sum = 0;
-  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < size;
-       i += int64_t{gridDim.x} * kThreads) {
-    sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  }
+struct Numbers {
+  float beta1, beta2, eps, keep, step, second_scale, gradient_scale, clip;
+};
+
+// What finish_kernel found.
+struct Found {
+  double norm;
+  float scale;  // of gradients
+  bool finite;
+};
+
+// Sums over a block of kThreads, for its first thread.
+__device__ double block_sum_double(double x) {
   __shared__ double parts[kThreads];
-  parts[threadIdx.x] = sum;
+  parts[threadIdx.x] = x;
   __syncthreads();
   for (int step = kThreads / 2; step > 0; step /= 2) {
     if (static_cast<int>(threadIdx.x) < step) {
@@ -38,41 +40,185 @@ __global__ void squares_kernel(const float* x, int64_t size, double* partial) {
     }
     __syncthreads();
   }
+  return parts[0];
+}
+
+__global__ void squares_kernel(const Piece* pieces, double* partial) {
+  const Piece piece = pieces[blockIdx.x];
+  double sum = 0;
+  // Parameters begin at whole cache lines: all but their ends can be taken four at a time.
+  const int whole = piece.size / 4;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < whole; i += kThreads) {
+    const float4 g = reinterpret_cast<const float4*>(piece.grad)[i];
+    sum += static_cast<double>(g.x) * g.x + static_cast<double>(g.y) * g.y +
+           static_cast<double>(g.z) * g.z + static_cast<double>(g.w) * g.w;
+  }
+  for (int i = 4 * whole + threadIdx.x; i < piece.size; i += kThreads) {
+    sum += static_cast<double>(piece.grad[i]) * piece.grad[i];
+  }
+  sum = block_sum_double(sum);
   if (threadIdx.x == 0) {
-    partial[blockIdx.x] = parts[0];
+    partial[blockIdx.x] = sum;
   }
 }
 
-// Scratch of this thread, made once.
-double* partials() {
-  thread_local double* const one = static_cast<double*>(cuda::allocate(kBlocks * sizeof(double)));
-  require(one != nullptr, "memory", "the GPU has no memory left");
-  return one;
+// One block.
+__global__ void finish_kernel(const double* partial, int64_t count, const Numbers* numbers,
+                              Found* found) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+    sum += partial[i];
+  }
+  sum = block_sum_double(sum);
+  if (threadIdx.x == 0) {
+    const double norm = sqrt(sum), clip = static_cast<double>(numbers->clip);
+    found->norm = norm;
+    found->finite = isfinite(norm);
+    found->scale = static_cast<float>(static_cast<double>(numbers->gradient_scale) *
+                                      (clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1.0));
+  }
+}
+
+struct Update {
+  Numbers c;
+  float keep, scale;
+
+  __device__ float operator()(float weight, float grad, float* first, float* second) const {
+    const float g = grad * scale;
+    *first = c.beta1 * *first + (1 - c.beta1) * g;
+    *second = c.beta2 * *second + (1 - c.beta2) * g * g;
+    return keep * weight - c.step * *first / (sqrtf(*second) * c.second_scale + c.eps);
+  }
+};
+
+__global__ void update_kernel(const Piece* pieces, const Numbers* numbers, const Found* found) {
+  const Piece piece = pieces[blockIdx.x];
+  if (!found->finite) {
+    return;
+  }
+  const Numbers c = *numbers;
+  const Update update = {c, piece.decay ? c.keep : 1.0f, found->scale};
+  const int whole = piece.size / 4;
+#pragma unroll 2
+  for (int i = 4 * threadIdx.x; i < 4 * whole; i += 4 * kThreads) {
+    float w[4], g[4], m[4], v[4];
+    load_run(piece.weight + i, w);
+    load_run(piece.grad + i, g);
+    load_run(piece.first + i, m);
+    load_run(piece.second + i, v);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      w[k] = update(w[k], g[k], &m[k], &v[k]);
+      g[k] = 0;
+    }
+    store_run(piece.weight + i, w);
+    store_run(piece.grad + i, g);
+    store_run(piece.first + i, m);
+    store_run(piece.second + i, v);
+    if (piece.half != nullptr) {
+      store_run(piece.half + i, w);
+    }
+  }
+  for (int i = 4 * whole + threadIdx.x; i < piece.size; i += kThreads) {
+    const float w = update(piece.weight[i], piece.grad[i], piece.first + i, piece.second + i);
+    piece.weight[i] = w;
+    piece.grad[i] = 0;
+    if (piece.half != nullptr) {
+      piece.half[i] = from_float<bf16>(w);
+    }
+  }
+}
+
+template <typename T>
+T* allocate(int64_t count) {
+  void* data = cuda::allocate(static_cast<size_t>(std::max<int64_t>(1, count)) * sizeof(T));
+  require(data != nullptr, "memory", "the GPU has no memory left for the optimizer");
+  return static_cast<T*>(data);
 }
 
 }  // namespace
 
-void adamw_update_cuda(const View& p, const View& g, const View& m, const View& v,
-                       const AdamWConstants& c) {
-  update_kernel<<<blocks_for(p.size(), kThreads), kThreads, 0, this_stream()>>>(
-      p.ptr<float>(), g.ptr<float>(), m.ptr<float>(), v.ptr<float>(), p.size(),
-      static_cast<float>(c.beta1), static_cast<float>(c.beta2), static_cast<float>(c.eps),
-      static_cast<float>(c.keep), static_cast<float>(c.step), static_cast<float>(c.second_scale),
-      static_cast<float>(c.gradient_scale));
-  check_launch("adamw");
+struct AdamWGpu::Memory {
+  int64_t count = 0;  // pieces
+  Piece* pieces = nullptr;
+  double* partial = nullptr;
+  Numbers *numbers = nullptr, *staged = nullptr;  // the second in memory of the host
+  Found *found = nullptr, *seen = nullptr;
+
+  ~Memory() {
+    const auto n = static_cast<size_t>(std::max<int64_t>(1, count));
+    cuda::release(pieces, n * sizeof(Piece));
+    cuda::release(partial, n * sizeof(double));
+    cuda::release(numbers, sizeof(Numbers));
+    cuda::release(found, sizeof(Found));
+    cuda::release_pinned(staged);
+    cuda::release_pinned(seen);
+  }
+};
+
+AdamWGpu::AdamWGpu(const std::vector<Part>& parts) : memory_(std::make_unique<Memory>()) {
+  std::vector<Piece> pieces;
+  for (const Part& part : parts) {
+    for (int64_t begin = 0; begin < part.weight.size(); begin += kPiece) {
+      pieces.push_back({part.weight.ptr<float>() + begin, part.grad.ptr<float>() + begin,
+                        part.first.ptr<float>() + begin, part.second.ptr<float>() + begin,
+                        part.half ? part.half.ptr<bf16>() + begin : nullptr,
+                        static_cast<int32_t>(std::min(kPiece, part.weight.size() - begin)),
+                        part.decay});
+    }
+  }
+  Memory& m = *memory_;
+  m.count = static_cast<int64_t>(pieces.size());
+  m.pieces = allocate<Piece>(m.count);
+  m.partial = allocate<double>(m.count);
+  m.numbers = allocate<Numbers>(1);
+  m.found = allocate<Found>(1);
+  m.staged = static_cast<Numbers*>(cuda::allocate_pinned(sizeof(Numbers)));
+  m.seen = static_cast<Found*>(cuda::allocate_pinned(sizeof(Found)));
+  require(m.staged != nullptr && m.seen != nullptr, "memory", "no pinned memory is left");
+  cuda::copy_in(m.pieces, pieces.data(), pieces.size() * sizeof(Piece));
+  send(AdamWConstants(), 0);
 }
 
-double sum_of_squares_cuda(const View& x) {
-  const unsigned blocks = blocks_for(x.size(), kThreads, kBlocks);
-  squares_kernel<<<blocks, kThreads, 0, this_stream()>>>(x.ptr<float>(), x.size(), partials());
-  check_launch("sum of squares");
-  std::vector<double> host(blocks);
-  cuda::copy_out(host.data(), partials(), blocks * sizeof(double));
-  double sum = 0;
-  for (const double part : host) {
-    sum += part;
+AdamWGpu::~AdamWGpu() = default;
+
+void AdamWGpu::send(const AdamWConstants& c, double clip) {
+  *memory_->staged = {static_cast<float>(c.beta1),
+                      static_cast<float>(c.beta2),
+                      static_cast<float>(c.eps),
+                      static_cast<float>(c.keep),
+                      static_cast<float>(c.step),
+                      static_cast<float>(c.second_scale),
+                      static_cast<float>(c.gradient_scale),
+                      static_cast<float>(clip)};
+  cuda::send(memory_->numbers, memory_->staged, sizeof(Numbers));
+}
+
+void AdamWGpu::enqueue_norm() {
+  const Memory& m = *memory_;
+  if (m.count > 0) {
+    squares_kernel<<<static_cast<unsigned>(m.count), kThreads, 0, this_stream()>>>(m.pieces,
+                                                                                   m.partial);
+    check_launch("adamw squares");
   }
-  return sum;
+  finish_kernel<<<1, kThreads, 0, this_stream()>>>(m.partial, m.count, m.numbers, m.found);
+  check_launch("adamw norm");
+  cuda::fetch(m.seen, m.found, sizeof(Found));
+}
+
+void AdamWGpu::enqueue_update() {
+  const Memory& m = *memory_;
+  if (m.count > 0) {
+    update_kernel<<<static_cast<unsigned>(m.count), kThreads, 0, this_stream()>>>(
+        m.pieces, m.numbers, m.found);
+    check_launch("adamw");
+  }
+}
+
+double AdamWGpu::norm() const {
+  cuda::synchronize();
+  return memory_->seen->norm;
 }
 
 }  // namespace fwpkm

@@ -80,12 +80,6 @@ void adamw_update(const View& p, const View& g, const View& m, const View& v,
     update_reference(p, g, m, v, constants);
     return;
   }
-#ifdef FWPKM_CUDA
-  if (p.device == DeviceKind::kCuda) {
-    adamw_update_cuda(p, g, m, v, constants);
-    return;
-  }
-#endif
   require(p.device == DeviceKind::kCpu, "adamw", "no {} kernel", device_name(p.device));
   float* weight = p.ptr<float>();
   parallel_ranges(p.size(), 16384, [&](int64_t begin, int64_t end) {
@@ -103,11 +97,6 @@ double sum_of_squares(const View& x) {
     }
     return total;
   }
-#ifdef FWPKM_CUDA
-  if (x.device == DeviceKind::kCuda) {
-    return sum_of_squares_cuda(x);
-  }
-#endif
   require(x.device == DeviceKind::kCpu, "adamw", "no {} kernel", device_name(x.device));
   // Rounds of blocks: partial sums of a round in parallel, then added in order.
   constexpr int64_t kRound = 256;

@@ -3,6 +3,7 @@
 #include "base/machine.h"
 #include "model/model.h"
 #include "ops/lm_loss/lm_loss.h"
+#include "tensor/cuda.h"
 #include "tensor/tape.h"
 
 namespace fwpkm {
@@ -21,7 +22,7 @@ int64_t activation_bytes(const ModelConfig& config, Device device, int64_t rows,
     const Tensor h = model.hidden(run, tokens);
     loss = lm_loss(run, h, model.embedding_table(), labels).loss;
   }
-  tape.backward(pool, loss, run.make("seed", {1}));
+  tape.backward(pool, loss, run.make("seed", {1}, run.wide()));
   return static_cast<int64_t>(pool.peak_bytes());
 }
 
@@ -29,14 +30,18 @@ int64_t activation_bytes(const ModelConfig& config, Device device, int64_t rows,
 
 MemoryPlan plan_memory(const ModelConfig& config, Device device, int64_t rows, int64_t seq) {
   MemoryPlan plan;
-  const auto element = static_cast<int64_t>(dtype_size(device.real));
+  const auto element = static_cast<int64_t>(dtype_size(device.wide()));
+  const bool halves = device.wide() != device.real;
   for (const ParameterSpec& spec : parameter_specs(config)) {
     plan.weights += spec.shape.size() * element;
+    plan.weights +=
+        halves && spec.half ? spec.shape.size() * static_cast<int64_t>(dtype_size(device.real)) : 0;
     plan.gradients += spec.fast ? 0 : spec.shape.size() * element;
   }
   plan.optimizer = 2 * plan.gradients;
   plan.activations = activation_bytes(config, device, rows, seq);
-  plan.available = available_memory();
+  plan.available = device.kind == DeviceKind::kCuda ? static_cast<int64_t>(cuda::free_bytes())
+                                                    : available_memory();
   // Activations grow in proportion to the rows, apart from a part that one row shows.
   const int64_t one = rows == 1 ? plan.activations : activation_bytes(config, device, 1, seq);
   const int64_t two = activation_bytes(config, device, 2, seq);

@@ -74,13 +74,7 @@ void read_optimizer(const fs::path& path, AdamW* optimizer) {
     const auto count = static_cast<size_t>(to.size());
     require(file.info(name).count() == count, "run", "{}: {} has {} numbers, not {}", path.string(),
             name, file.info(name).count(), count);
-    fill_on_host(to, [&](const View& host) {
-      if (host.dtype == DType::kF64) {
-        file.read(name, host.ptr<double>(), count);
-      } else {
-        file.read(name, host.ptr<float>(), count);
-      }
-    });
+    read_view(file, name, to);
   };
   optimizer->for_moments([&](const std::string& name, const View& first, const View& second) {
     read(moment_name("first", name), first);
@@ -142,7 +136,7 @@ void RunFolder::save(int64_t step, const Model& model, const AdamW& optimizer,
   }
   const fs::path temporary = all / (kTemporary + step_name(step)), target = all / step_name(step);
   try {
-    save_model(model, temporary, model.parameters().device().real);
+    save_model(model, temporary, model.parameters().device().wide());
     write_optimizer(temporary / "optimizer.safetensors", optimizer);
     for (const ExtraFile& file : files) {
       write_text_atomic(temporary / file.name, file.content);

@@ -33,13 +33,25 @@ std::vector<int32_t> document_starts(std::span<const int32_t> tokens, int64_t ba
   return starts;
 }
 
+Tensor add_gradients(Model& model, Pool& pool, const Tensor& inputs, const Tensor& labels,
+                     const Tensor& seed, const ForwardOptions& options) {
+  Tape tape;
+  Run run(pool, &tape);
+  Tensor loss;
+  {
+    const Tensor h = model.hidden(run, inputs, options);
+    loss = lm_loss(run, h, model.embedding_table(), labels).loss;
+  }
+  tape.backward(pool, loss, seed);
+  return loss;
+}
+
 double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> tokens,
                             int64_t batch, int64_t seq, double weight,
                             const ForwardOptions& options, int32_t hide_after) {
   const InputsAndLabels split = split_labels(tokens, batch, seq);
   require_tokens(tokens, model.config(), false);
-  Tape tape;
-  Run run(pool, &tape);
+  Run run(pool);
   const Shape shape = {batch, seq};
   const Tensor inputs = run.from_host("tokens", shape, split.inputs);
   const Tensor labels = run.from_host("labels", shape, split.labels);
@@ -48,15 +60,10 @@ double accumulate_gradients(Model& model, Pool& pool, std::span<const int32_t> t
     forward.starts =
         run.from_host("starts", shape, document_starts(split.inputs, batch, seq, hide_after));
   }
-  Tensor loss;
-  {
-    const Tensor h = model.hidden(run, inputs, forward);
-    loss = lm_loss(run, h, model.embedding_table(), labels).loss;
-  }
-  const double value = to_host(loss.view())[0];
   const double seed[] = {weight};
-  tape.backward(pool, loss, run.from_host("seed", {1}, seed));
-  return value;
+  const Tensor loss =
+      add_gradients(model, pool, inputs, labels, run.from_host("seed", {1}, seed), forward);
+  return to_host(loss.view())[0];
 }
 
 StepResult train_step(Model& model, Pool& pool, AdamW& optimizer, std::span<const int32_t> tokens,

@@ -17,6 +17,11 @@ struct StepResult {
 std::vector<int32_t> document_starts(std::span<const int32_t> tokens, int64_t batch, int64_t seq,
                                      int32_t end_of_text);
 
+// Forward and backward of a batch that is on the device: adds the gradients of `seed` times its
+// mean loss to the model's, and returns that loss.
+Tensor add_gradients(Model& model, Pool& pool, const Tensor& inputs, const Tensor& labels,
+                     const Tensor& seed, const ForwardOptions& options);
+
 // Adds the gradients of one batch to the model's, scaled by `weight`, and returns its mean loss.
 // tokens [batch, seq + 1] row by row: inputs are the first seq, labels the last seq. With
 // `hide_after` an end-of-text token (not -1), documents do not see each other.

@@ -2,12 +2,15 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <optional>
 
 #include "base/random.h"
 #include "base/timer.h"
 #include "model/memory_stats.h"
 #include "ops/lm_loss/lm_loss.h"
 #include "train/carried.h"
+#include "train/gpu_steps.h"
 #include "train/schedule.h"
 #include "train/step.h"
 
@@ -31,7 +34,11 @@ class Trainer {
         model_(config, device, true),
         pool_(device),
         optimizer_(&model_.parameters()),
-        carried_(model_, pool_, config.train.micro()) {}
+        carried_(model_, pool_, config.train.micro()) {
+    if (GpuSteps::can(model_)) {
+      gpu_ = std::make_unique<GpuSteps>(model_, optimizer_);
+    }
+  }
 
   TrainResult run();
 
@@ -42,8 +49,17 @@ class Trainer {
   void start();
   void save(int64_t step);
   nlohmann::json state() const;
+  // A whole step: all its micro batches, clipping, the optimizer. Stops the run, with the weights
+  // as they were, if loss or gradients are not finite.
+  StepResult take_step(int64_t step, const AdamWSettings& adam);
+  // The same, queued on a GPU; the next step's data are read meanwhile.
+  StepResult queue_step(int64_t step, const AdamWSettings& adam);
   // Forward and backward of all micro batches of a step. Returns the mean loss.
   double accumulate(int64_t step);
+  int64_t parts() const { return (settings().batch + settings().micro() - 1) / settings().micro(); }
+  // pSWA's window in this step, or 0.
+  int64_t attention_window(int64_t step) const;
+  Batch next_batch();
   void require_finite(int64_t step, double loss, double norm) const;
   void validate_model(int64_t step, nlohmann::json* line);
 
@@ -55,8 +71,11 @@ class Trainer {
   Pool pool_;
   AdamW optimizer_;
   CarriedMemory carried_;
-  MemoryStats memory_;  // of the step
-  int64_t done_ = 0;    // steps
+  std::unique_ptr<GpuSteps> gpu_;
+  std::optional<Batch> read_ahead_;
+  nlohmann::json data_state_;  // before read_ahead_ was read
+  MemoryStats memory_;         // of the step
+  int64_t done_ = 0;           // steps
   int64_t best_step_ = -1;
   double best_loss_ = std::numeric_limits<double>::infinity();
   double last_valid_ = std::numeric_limits<double>::quiet_NaN();
@@ -95,7 +114,7 @@ nlohmann::json Trainer::state() const {
           {"step", done_},
           {"best_step", best_step_},
           {"best_loss", std::isfinite(best_loss_) ? nlohmann::json(best_loss_) : nullptr},
-          {"data", data_.train->state()}};
+          {"data", read_ahead_ ? data_state_ : data_.train->state()}};
 }
 
 void Trainer::save(int64_t step) {
@@ -108,29 +127,70 @@ void Trainer::save(int64_t step) {
 }
 
 double Trainer::accumulate(int64_t step) {
-  const TrainConfig& t = settings();
   ForwardOptions forward;
-  const Random random(static_cast<uint64_t>(t.seed), kPswaStream);
-  if (t.pswa_prob > 0 && random.uniform_at(static_cast<uint64_t>(step)) < t.pswa_prob) {
-    forward.full_attention_window = t.pswa_window;
-  }
-  const int64_t parts = (t.batch + t.micro() - 1) / t.micro();
+  forward.full_attention_window = attention_window(step);
   double loss = 0;
   memory_.clear();
-  for (int64_t part = 0; part < parts; ++part) {
-    const Batch batch = data_.train->next();
+  for (int64_t part = 0; part < parts(); ++part) {
+    const Batch batch = next_batch();
     std::vector<MemoryRecord> records;
     carried_.start_batch(batch.continues);
     forward.rows = carried_.layers();
     forward.records = &records;
     loss += accumulate_gradients(model_, pool_, batch.tokens, batch.rows, batch.seq,
-                                 1.0 / static_cast<double>(parts), forward, hide_after());
+                                 1.0 / static_cast<double>(parts()), forward, hide_after());
     for (const MemoryRecord& record : records) {
       memory_.add(record, model_.config());
     }
     commit(records, model_.config(), &model_.parameters(), carried_.layers());
   }
-  return loss / static_cast<double>(parts);
+  return loss / static_cast<double>(parts());
+}
+
+int64_t Trainer::attention_window(int64_t step) const {
+  const TrainConfig& t = settings();
+  const Random random(static_cast<uint64_t>(t.seed), kPswaStream);
+  const bool narrow =
+      t.pswa_prob > 0 && random.uniform_at(static_cast<uint64_t>(step)) < t.pswa_prob;
+  return narrow ? t.pswa_window : 0;
+}
+
+Batch Trainer::next_batch() {
+  if (!read_ahead_) {
+    return data_.train->next();
+  }
+  Batch batch = std::move(*read_ahead_);
+  read_ahead_.reset();
+  return batch;
+}
+
+StepResult Trainer::take_step(int64_t step, const AdamWSettings& adam) {
+  if (gpu_) {
+    return queue_step(step, adam);
+  }
+  StepResult result;
+  result.loss = accumulate(step);
+  result.grad_norm = optimizer_.gradient_norm();
+  require_finite(step, result.loss, result.grad_norm);
+  const double clip = settings().clip, norm = result.grad_norm;
+  optimizer_.step(adam, clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1.0);
+  return result;
+}
+
+StepResult Trainer::queue_step(int64_t step, const AdamWSettings& adam) {
+  for (int64_t part = 0; part < parts(); ++part) {
+    const Batch batch = next_batch();
+    gpu_->accumulate(batch.tokens, batch.rows, batch.seq, 1.0 / static_cast<double>(parts()),
+                     attention_window(step), hide_after());
+  }
+  gpu_->update(adam, settings().clip);
+  if (step < settings().steps) {
+    data_state_ = data_.train->state();
+    read_ahead_ = data_.train->next();
+  }
+  const StepResult result = gpu_->finish();
+  require_finite(step, result.loss, result.grad_norm);
+  return result;
 }
 
 void Trainer::require_finite(int64_t step, double loss, double norm) const {
@@ -181,16 +241,13 @@ TrainResult Trainer::run() {
   while (done_ < t.steps && !result.stopped) {
     const int64_t step = done_ + 1;
     const double step_begin = now_seconds();
-    const double loss = accumulate(step);
-    const double norm = optimizer_.gradient_norm();
-    require_finite(step, loss, norm);
     AdamWSettings adam;
     adam.lr = learning_rate(t, step);
     adam.beta1 = t.beta1;
     adam.beta2 = t.beta2;
     adam.eps = t.eps;
     adam.weight_decay = t.weight_decay;
-    optimizer_.step(adam, t.clip > 0 && norm > t.clip ? t.clip / (norm + 1e-6) : 1.0);
+    const auto [loss, norm] = take_step(step, adam);
     done_ = step;
     saved = false;
     tokens += t.batch * t.seq;

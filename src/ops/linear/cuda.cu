@@ -1,10 +1,12 @@
-// Products by cuBLAS; bias and residual go into the output before it, which the product is added
-// to.
+// Products by cuBLAS. In float, bias and residual go into the output before it, which the product
+// is added to; in bf16 the product's epilogue adds them.
 #include "ops/common/device.cuh"
 #include "ops/linear/linear.h"
 
 namespace fwpkm {
 namespace {
+
+constexpr int kThreads = 256;
 
 __global__ void start_kernel(const float* bias, const float* residual, float* y, int64_t size,
                              int64_t width) {
@@ -14,51 +16,64 @@ __global__ void start_kernel(const float* bias, const float* residual, float* y,
   }
 }
 
-__global__ void add_kernel(const float* from, float* to, int64_t size, bool accumulate) {
+template <typename T>
+__global__ void add_kernel(const T* from, T* to, int64_t size, bool accumulate) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
        i += int64_t{gridDim.x} * blockDim.x) {
-    put(to + i, from[i], accumulate);
+    put(to + i, to_float(from[i]), accumulate);
   }
 }
 
-__global__ void bias_kernel(const float* dy, float* partial, int64_t rows, int64_t width) {
+// Rows that one partial sum of the bias's gradient covers: few sums for many rows.
+int64_t bias_rows(int64_t rows) {
+  return std::max<int64_t>(kColumnRows, ceil_div(rows, 512));
+}
+
+int64_t bias_groups(int64_t rows) {
+  return std::max<int64_t>(1, ceil_div(rows, bias_rows(rows)));
+}
+
+template <typename T>
+__global__ void bias_kernel(const T* dy, float* partial, int64_t rows, int64_t width,
+                            int64_t group) {
   const int64_t column = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (column >= width) {
     return;
   }
-  const int64_t begin = blockIdx.y * kColumnRows;
+  const int64_t begin = blockIdx.y * group, end = min(rows, begin + group);
   float sum = 0;
-  for (int64_t row = begin; row < min(rows, begin + kColumnRows); ++row) {
-    sum += dy[row * width + column];
+#pragma unroll 4
+  for (int64_t row = begin; row < end; ++row) {
+    sum += to_float(dy[row * width + column]);
   }
   partial[blockIdx.y * width + column] = sum;
 }
 
-}  // namespace
-
-void linear_forward_cuda(const OpArgs& args) {
+template <typename T>
+void forward(const OpArgs& args) {
   const int64_t rows = args.in[0].rows(), outs = args.in[1].dim(0), ins = args.in[1].dim(1);
-  float* y = args.out[0].ptr<float>();
-  const bool start = args.in[2] || args.in[3];
-  if (start && rows > 0) {
-    start_kernel<<<blocks_for(rows * outs, 256), 256, 0, this_stream()>>>(
-        args.in[2].ptr<float>(), args.in[3].ptr<float>(), y, rows * outs, outs);
-    check_launch("linear");
+  T* y = args.out[0].ptr<T>();
+  GpuGemm product = {
+      .transpose_b = true, .m = rows, .n = outs, .k = ins, .lda = ins, .ldb = ins, .ldc = outs};
+  if constexpr (sizeof(T) == 2) {
+    product.beta = args.in[3] ? 1.0f : 0.0f;
+    product.add = args.in[3].data;
+    product.bias = args.in[2].template ptr<T>();
+  } else if (args.in[2] || args.in[3]) {
+    product.beta = 1;
+    if (rows > 0) {
+      start_kernel<<<blocks_for(rows * outs, kThreads), kThreads, 0, this_stream()>>>(
+          args.in[2].ptr<float>(), args.in[3].ptr<float>(), y, rows * outs, outs);
+      check_launch("linear");
+    }
   }
-  gpu_gemm({.transpose_b = true,
-            .m = rows,
-            .n = outs,
-            .k = ins,
-            .lda = ins,
-            .ldb = ins,
-            .ldc = outs,
-            .beta = start ? 1.0f : 0.0f},
-           args.in[0].ptr<float>(), args.in[1].ptr<float>(), y);
+  gpu_gemm(product, args.in[0].ptr<T>(), args.in[1].ptr<T>(), y);
 }
 
-void linear_backward_cuda(const OpArgs& args) {
+template <typename T>
+void backward(const OpArgs& args) {
   const int64_t rows = args.in[0].rows(), outs = args.in[1].dim(0), ins = args.in[1].dim(1);
-  const float* dy = args.dout[0].ptr<float>();
+  const T* dy = args.dout[0].ptr<T>();
   if (args.din[0]) {
     gpu_gemm({.m = rows,
               .n = ins,
@@ -67,7 +82,7 @@ void linear_backward_cuda(const OpArgs& args) {
               .ldb = ins,
               .ldc = ins,
               .beta = args.accumulate[0] ? 1.0f : 0.0f},
-             dy, args.in[1].ptr<float>(), args.din[0].ptr<float>());
+             dy, args.in[1].ptr<T>(), args.din[0].ptr<T>());
   }
   if (args.din[1]) {
     gpu_gemm({.transpose_a = true,
@@ -78,27 +93,36 @@ void linear_backward_cuda(const OpArgs& args) {
               .ldb = ins,
               .ldc = ins,
               .beta = args.accumulate[1] ? 1.0f : 0.0f},
-             dy, args.in[0].ptr<float>(), args.din[1].ptr<float>());
+             dy, args.in[0].ptr<T>(), args.din[1].ptr<float>());
   }
   if (args.din[2]) {
-    const int64_t groups = std::max<int64_t>(1, column_groups(rows));
+    const int64_t groups = bias_groups(rows);
     auto* partial = static_cast<float*>(args.workspace);
     bias_kernel<<<dim3(static_cast<unsigned>(ceil_div(outs, 128)), static_cast<unsigned>(groups)),
-                  128, 0, this_stream()>>>(dy, partial, rows, outs);
+                  128, 0, this_stream()>>>(dy, partial, rows, outs, bias_rows(rows));
     check_launch("linear bias");
     add_column_groups(partial, groups, outs, args.din[2].ptr<float>(), args.accumulate[2]);
   }
   if (args.din[3] && args.din[3].data != args.dout[0].data && rows > 0) {
-    add_kernel<<<blocks_for(rows * outs, 256), 256, 0, this_stream()>>>(
-        dy, args.din[3].ptr<float>(), rows * outs, args.accumulate[3]);
+    add_kernel<<<blocks_for(rows * outs, kThreads), kThreads, 0, this_stream()>>>(
+        dy, args.din[3].ptr<T>(), rows * outs, args.accumulate[3]);
     check_launch("linear residual");
   }
 }
 
+}  // namespace
+
+void linear_forward_cuda(const OpArgs& args) {
+  with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args); });
+}
+
+void linear_backward_cuda(const OpArgs& args) {
+  with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args); });
+}
+
 size_t linear_workspace_cuda(const OpArgs& args, bool backward) {
   return backward && args.din[2]
-             ? static_cast<size_t>(std::max<int64_t>(1, column_groups(args.in[0].rows())) *
-                                   args.in[1].dim(0)) *
+             ? static_cast<size_t>(bias_groups(args.in[0].rows()) * args.in[1].dim(0)) *
                    sizeof(float)
              : 0;
 }
