@@ -10,7 +10,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 # The steps depend on each other and each is parallel inside: "make -j" must not start two at once.
 .NOTPARALLEL:
-.PHONY: help deps build debug test test-extra test-cases fuzz demo format lint install clean
+.PHONY: help deps build build-cuda check-cuda debug test test-extra test-cases fuzz demo format lint install clean
 
 CONFIGURE = cmake --preset $(1) --log-level=WARNING
 COMPILE = cmake --build --preset $(1) --parallel $(JOBS)
@@ -26,6 +26,16 @@ build: deps ## build/release/fwpkm, optimized
 	@$(call CONFIGURE,release)
 	@$(call COMPILE,release) --target fwpkm
 
+build-cuda: deps ## build/cuda/fwpkm, for NVIDIA GPUs too (sm_80, sm_90, sm_100); needs CUDA's nvcc
+	@scripts/deps.sh cuda
+	@$(call CONFIGURE,cuda)
+	@$(call COMPILE,cuda) --target fwpkm
+
+check-cuda: deps ## compile all GPU kernels for sm_90; needs no GPU
+	@scripts/deps.sh cuda
+	@$(call CONFIGURE,cuda-check)
+	@$(call COMPILE,cuda-check)
+
 debug: deps ## build/debug/fwpkm, for the debugger
 	@$(call CONFIGURE,debug)
 	@$(call COMPILE,debug) --target fwpkm
@@ -35,13 +45,14 @@ test: build ## build, then run all tests
 	@$(call COMPILE,release)
 	@ctest --preset release
 
-test-extra: test-cases ## all tests again, with the address and undefined-behaviour sanitizers; many cases; some fuzzing
+test-extra: test-cases ## all tests again, with sanitizers; many cases; some fuzzing; GPU kernels compiled, if nvcc is there
 	@scripts/deps.sh sanitize
 	@scripts/deps.sh test
 	@$(call CONFIGURE,sanitize)
 	@$(call COMPILE,sanitize)
 	@ctest --preset sanitize
 	@scripts/fuzz.sh 10
+	@if scripts/deps.sh cuda; then $(MAKE) --no-print-directory check-cuda; else echo "no nvcc: GPU kernels are not compiled"; fi
 
 test-cases: build ## the tests that draw cases at random, with 5,000 of them
 	@$(call COMPILE,release) --target fwpkm_tests

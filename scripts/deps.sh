@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that the Debian packages for a step are there, and installs them if that needs no password.
-#   scripts/deps.sh [build|test|sanitize|format|lint]
+#   scripts/deps.sh [build|test|sanitize|format|lint|cuda]
 # FWPKM_DEPS=off skips the check, for those who have the libraries from elsewhere. FWPKM_BROWSER=off does without the
 # browser, as the tests then do.
 set -euo pipefail
@@ -20,8 +20,16 @@ case $step in
   sanitize) tools=("clang++=clang") libraries=(libclang-rt-dev libomp-dev) ;;
   format) tools=(clang-format=clang-format) libraries=() ;;
   lint) tools=(run-clang-tidy=clang-tidy) libraries=() ;;
+  cuda)
+    # Debian's own is older than what our kernels are written in, so this one is not installed.
+    if command -v nvcc >/dev/null; then
+      exit 0
+    fi
+    echo "[deps] nvcc is not on the PATH; GPU kernels need NVIDIA's CUDA toolkit 12.8 or later" >&2
+    exit 1
+    ;;
   *)
-    echo "[deps] step '$step' is unknown; use build, test, sanitize, format or lint" >&2
+    echo "[deps] step '$step' is unknown; use build, test, sanitize, format, lint or cuda" >&2
     exit 2
     ;;
 esac

@@ -30,6 +30,7 @@
 #include "base/random.h"
 #include "memory/slot_history.h"
 #include "model/model.h"
+#include "model/token_graph.h"
 #include "session/sampling.h"
 
 namespace fwpkm {
@@ -177,6 +178,7 @@ class Session {
   static void watch_losses(Run& run, std::span<Session* const> sessions,
                            std::span<const std::span<const int32_t>> tokens, const Tensor& h,
                            const Watch& watch, std::span<const size_t> numbers);
+  TokenGraph* token_graph();
   void remember(std::span<const int32_t> tokens, bool learn);
   void record(const MemoryRecord& record);
   void forget_old_tokens();
@@ -188,6 +190,7 @@ class Session {
   bool keeps_history() const { return settings_.history && model_->config().has_any_fwpkm(); }
 
   std::shared_ptr<const Model> model_;
+  std::unique_ptr<TokenGraph> graph_;  // of this session's own tensors
   SessionSettings settings_;
   Snapshot now_;
   std::map<std::string, Snapshot> marks_;

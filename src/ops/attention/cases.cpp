@@ -33,15 +33,15 @@ Case make_case(const Sizes& z) {
   return c;
 }
 
-// q, k and v as parts of one projection [B, T, (Hq + 2 Hkv) D + 3].
+// q, k and v as parts of one projection [B, T, (Hq + 2 Hkv) D + more].
 Case projection_case(int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t width,
-                     int64_t window) {
+                     int64_t window, int64_t more = 3) {
   Case c;
-  c.name = fmt::format("projection,B={},T={},heads={}/{},D={},window={}", batch, tokens, heads,
-                       kv_heads, width, window);
+  c.name = fmt::format("projection,B={},T={},heads={}/{},D={},window={}{}", batch, tokens, heads,
+                       kv_heads, width, window, more == 3 ? "" : fmt::format(",more={}", more));
   const int64_t q_end = heads * width, k_end = q_end + kv_heads * width,
                 v_end = k_end + kv_heads * width;
-  c.inputs = {{"qkv", {batch, tokens, v_end + 3}}};
+  c.inputs = {{"qkv", {batch, tokens, v_end + more}}};
   c.build = [=](Run& run, const std::vector<Tensor>& in) {
     const View& all = in[0].view();
     const Tensor q = in[0].part(all.slice(-1, 0, q_end).split_last(heads, width));
@@ -53,12 +53,14 @@ Case projection_case(int64_t batch, int64_t tokens, int64_t heads, int64_t kv_he
 }
 
 // k and v as the filled part of longer caches [B, room, Hkv, D].
-Case cache_case(int64_t batch, int64_t queries, int64_t filled, int64_t room, int64_t window) {
+Case cache_case(int64_t batch, int64_t queries, int64_t filled, int64_t room, int64_t window,
+                int64_t width = 12) {
   Case c;
-  c.name = fmt::format("cache,B={},Tq={},filled={},room={},window={}", batch, queries, filled, room,
-                       window);
-  c.inputs = {
-      {"q", {batch, queries, 4, 12}}, {"k", {batch, room, 2, 12}}, {"v", {batch, room, 2, 12}}};
+  c.name = fmt::format("cache,B={},Tq={},filled={},room={},window={}{}", batch, queries, filled,
+                       room, window, width == 12 ? "" : fmt::format(",D={}", width));
+  c.inputs = {{"q", {batch, queries, 4, width}},
+              {"k", {batch, room, 2, width}},
+              {"v", {batch, room, 2, width}}};
   c.build = [=](Run& run, const std::vector<Tensor>& in) {
     const Tensor k = in[1].part(in[1].view().slice(1, 0, filled));
     const Tensor v = in[2].part(in[2].view().slice(1, 0, filled));
@@ -85,13 +87,14 @@ Case perf_case(Sizes z) {
 }  // namespace
 
 // Documents packed into rows: their lengths repeat 1, 5, 2, 60, shifted from row to row.
-Case packed_case(int64_t batch, int64_t tokens, int64_t window) {
+Case packed_case(int64_t batch, int64_t tokens, int64_t window, int64_t width = 12) {
   Case c;
-  c.name = fmt::format("documents,B={},T={},window={}", batch, tokens, window);
-  constexpr int64_t kHeads = 4, kKeyHeads = 2, kWidth = 12;
-  c.inputs = {{"q", {batch, tokens, kHeads, kWidth}},
-              {"k", {batch, tokens, kKeyHeads, kWidth}},
-              {"v", {batch, tokens, kKeyHeads, kWidth}}};
+  c.name = fmt::format("documents,B={},T={},window={}{}", batch, tokens, window,
+                       width == 12 ? "" : fmt::format(",D={}", width));
+  constexpr int64_t kHeads = 4, kKeyHeads = 2;
+  c.inputs = {{"q", {batch, tokens, kHeads, width}},
+              {"k", {batch, tokens, kKeyHeads, width}},
+              {"v", {batch, tokens, kKeyHeads, width}}};
   c.build = [=](Run& run, const std::vector<Tensor>& in) {
     const Tensor starts = run.from_host("starts", {batch, tokens}, packed_starts(batch, tokens));
     return std::vector<Tensor>{attention(run, in[0], in[1], in[2], {0, window, 0.4}, starts)};
@@ -128,6 +131,10 @@ std::vector<Case> attention_cases() {
   // Several chunks in backward, and keys that no query of a chunk sees.
   square(1, 600, 4, 2, 8, 0);
   square(1, 600, 3, 1, 8, 100);
+  // Widths that kernels pad, or cut.
+  square(1, 70, 6, 2, 40, 20);
+  square(1, 130, 3, 1, 128, 0);
+  square(1, 70, 2, 1, 160, 0);
   // Queries after a cache, or with keys still to come.
   const auto offset = [&](int64_t queries, int64_t keys, int64_t q_offset, int64_t window) {
     cases.push_back(make_case({.batch = 2,
@@ -173,9 +180,11 @@ std::vector<Case> attention_cases() {
   cases.push_back(projection_case(2, 70, 6, 2, 12, 0));
   cases.push_back(projection_case(1, 130, 4, 2, 16, 33));
   cases.push_back(projection_case(2, 3, 4, 4, 33, 2));
+  cases.push_back(projection_case(1, 130, 4, 2, 16, 33, 8));
   cases.push_back(cache_case(2, 1, 40, 64, 0));
   cases.push_back(cache_case(2, 4, 40, 64, 9));
   cases.push_back(cache_case(1, 50, 90, 128, 0));
+  cases.push_back(cache_case(2, 3, 500, 520, 0, 64));
 
   const Sizes train{.queries = 2048, .keys = 2048, .heads = 12, .kv_heads = 4, .width = 64};
   cases.push_back(perf_case(train));
@@ -191,6 +200,8 @@ std::vector<Case> attention_cases() {
   cases.push_back(packed_case(1, 65, 0));
   cases.push_back(packed_case(2, 300, 0));
   cases.push_back(packed_case(2, 150, 20));
+  cases.push_back(packed_case(2, 300, 0, 16));
+  cases.push_back(packed_case(2, 150, 20, 64));
   return cases;
 }
 

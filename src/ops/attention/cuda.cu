@@ -15,9 +15,8 @@ constexpr int64_t kMostSplits = 64;
 // How forward is cut; follows from the shapes alone.
 struct ForwardPlan {
   bool small;  // tiles of 16 rows instead of 64
-  int tiles, splits = 1;
-  // Of each split and row: the sums [D], and their maximum and the sum of exponentials.
-  float *sums = nullptr, *stats = nullptr;
+  int tiles;
+  SplitSums parts;
   size_t bytes = 0;
 
   ForwardPlan(const Sizes& z, void* workspace) {
@@ -33,22 +32,20 @@ struct ForwardPlan {
       const int64_t tile_queries = std::min<int64_t>(z.queries, ceil_div(kTile, z.group) + 1);
       range = std::min(range, z.window + tile_queries);
     }
-    splits = static_cast<int>(std::clamp<int64_t>(
+    parts.splits = static_cast<int>(std::clamp<int64_t>(
         std::min(ceil_div(kBusyBlocks, blocks), range / (2 * kTile)), 1, kMostSplits));
-    if (splits > 1) {
-      Parts parts(workspace);
-      const int64_t rows = splits * z.pairs() * z.rows;
-      stats = parts.take(2 * rows);
-      sums = parts.take(rows * z.width);
-      bytes = parts.used();
+    if (parts.splits > 1) {
+      Parts memory(workspace);
+      parts.place(z, memory);
+      bytes = memory.used();
     }
   }
 };
 
-template <int kRm, int kCols>
+template <typename T, int kRm, int kCols>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(Sizes z, Heads q, Heads k, Heads v, Heads o, float* lse, ForwardPlan plan,
-                   int slices) {
+    forward_kernel(Sizes z, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> o, float* lse,
+                   ForwardPlan plan, int slices) {
   constexpr int kRows = 16 * kRm;
   __shared__ alignas(16) float buffer[kBuffer];
   __shared__ alignas(16) float factors[kTile * (kRows + kPad)];
@@ -58,8 +55,8 @@ __global__ void __launch_bounds__(kThreads)
   int64_t item = blockIdx.x;
   const int slice = static_cast<int>(item % slices);
   item /= slices;
-  const int split = static_cast<int>(item % plan.splits);
-  item /= plan.splits;
+  const int splits = plan.parts.splits, split = static_cast<int>(item % splits);
+  item /= splits;
   // Late tiles see the most keys: they go first.
   const int64_t pairs = int64_t{z.batch} * z.kv_heads, pair = item % pairs;
   const int row0 = (plan.tiles - 1 - static_cast<int>(item / pairs)) * kRows;
@@ -99,8 +96,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   const int64_t tiles = (int64_t{end} - first + kTile - 1) / kTile;
-  const int tile_end = static_cast<int>(tiles * (split + 1) / plan.splits);
-  for (int tile = static_cast<int>(tiles * split / plan.splits); tile < tile_end; ++tile) {
+  const int tile_end = static_cast<int>(tiles * (split + 1) / splits);
+  for (int tile = static_cast<int>(tiles * split / splits); tile < tile_end; ++tile) {
     const int key0 = first + tile * kTile, keys = min(kTile, end - key0);
     if (thread < keys) {
       k_offsets[thread] = k.at(b, key0 + thread, kv);
@@ -150,18 +147,22 @@ __global__ void __launch_bounds__(kThreads)
     }
     const int query = row / z.group, head = kv * z.group + row % z.group;
     const int64_t part = (split * pairs + pair) * z.rows + row;
-    float* to = plan.splits > 1 ? plan.sums + part * z.width : o.data + o.at(b, query, head);
 #pragma unroll
     for (int c = 0; c < 4 * kCols; ++c) {
       const int column = column0 + c / 4 * 64 + tx * 4 + c % 4;
-      if (column < z.width) {
-        to[column] = plan.splits > 1 ? sums[i][c] : sums[i][c] / total[i];
+      if (column >= z.width) {
+        continue;
+      }
+      if (splits > 1) {
+        plan.parts.sums[part * z.width + column] = sums[i][c];
+      } else {
+        o.data[o.at(b, query, head) + column] = from_float<T>(sums[i][c] / total[i]);
       }
     }
     if (slice == 0 && tx == 0) {
-      if (plan.splits > 1) {
-        plan.stats[2 * part] = most[i];
-        plan.stats[2 * part + 1] = total[i];
+      if (splits > 1) {
+        plan.parts.stats[2 * part] = most[i];
+        plan.parts.stats[2 * part + 1] = total[i];
       } else if (lse != nullptr) {
         lse[z.number(b, query, head)] = most[i] + logf(total[i]);
       }
@@ -169,70 +170,106 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Merges the splits: a warp for each row.
+// Merges the splits: a warp for 32 columns of a row. Each lane weighs one split of 32 at a time.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    merge_kernel(Sizes z, Heads o, float* lse, ForwardPlan plan) {
+    merge_kernel(Sizes z, Heads<T> o, float* lse, SplitSums parts) {
+  constexpr unsigned kAll = 0xffffffffu;
   const int64_t rows = int64_t{z.batch} * z.kv_heads * z.rows;
-  const int lane = threadIdx.x % 32;
-  for (int64_t at = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32; at < rows;
-       at += int64_t{gridDim.x} * (kThreads / 32)) {
-    const int64_t pair = at / z.rows;
+  const int lane = threadIdx.x % 32, blocks = (z.width + 31) / 32;
+  for (int64_t item = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32; item < rows * blocks;
+       item += int64_t{gridDim.x} * (kThreads / 32)) {
+    const int64_t at = item / blocks, pair = at / z.rows;
+    const int column = static_cast<int>(item % blocks) * 32 + lane;
     const int row = static_cast<int>(at % z.rows);
     const int b = static_cast<int>(pair / z.kv_heads), kv = static_cast<int>(pair % z.kv_heads);
     const int query = row / z.group, head = kv * z.group + row % z.group;
-    float most = -INFINITY, total = 0;
-    for (int split = 0; split < plan.splits; ++split) {
-      most = fmaxf(most, plan.stats[2 * (split * rows + at)]);
+    float most = -INFINITY;
+    for (int split = lane; split < parts.splits; split += 32) {
+      most = fmaxf(most, parts.stats[2 * (split * rows + at)]);
     }
-    // A split in which the row sees nothing weighs exp(-inf) = 0.
-    for (int split = 0; split < plan.splits; ++split) {
-      const float* stats = plan.stats + 2 * (split * rows + at);
-      total += stats[1] * expf(stats[0] - most);
-    }
-    float* to = o.data + o.at(b, query, head);
-    for (int column = lane; column < z.width; column += 32) {
-      float sum = 0;
-      for (int split = 0; split < plan.splits; ++split) {
-        const int64_t part = split * rows + at;
-        sum += plan.sums[part * z.width + column] * expf(plan.stats[2 * part] - most);
+    most = warp_max(most);
+    float total = 0, sum = 0;
+    for (int first = 0; first < parts.splits; first += 32) {
+      const int count = min(32, parts.splits - first);
+      float weight = 0, mass = 0;
+      if (lane < count) {
+        // A split in which the row sees nothing weighs exp(-inf) = 0.
+        const float* stats = parts.stats + 2 * ((first + lane) * rows + at);
+        weight = expf(stats[0] - most);
+        mass = stats[1];
       }
-      to[column] = sum / total;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        const float factor = __shfl_sync(kAll, weight, i);
+        total += __shfl_sync(kAll, mass, i) * factor;
+        if (column < z.width) {
+          sum += parts.sums[((first + i) * rows + at) * z.width + column] * factor;
+        }
+      }
     }
-    if (lse != nullptr && lane == 0) {
+    if (column < z.width) {
+      o.data[o.at(b, query, head) + column] = from_float<T>(sum / total);
+    }
+    if (lse != nullptr && column == 0) {
       lse[z.number(b, query, head)] = most + logf(total);
     }
   }
 }
 
-}  // namespace
-
-void attention_forward_cuda(const OpArgs& args) {
+template <typename T>
+void forward(const OpArgs& args) {
   const Sizes z(args);
   const ForwardPlan plan(z, args.workspace);
-  const int64_t blocks = z.pairs() * plan.tiles * z.slices() * plan.splits;
+  const int64_t blocks = z.pairs() * plan.tiles * z.slices() * plan.parts.splits;
   if (blocks == 0) {
     return;
   }
-  const Heads o(args.out[0]);
+  const Heads<T> o(args.out[0]);
   float* lse = args.saved[0].ptr<float>();
   const auto run = [&](auto kernel) {
     kernel<<<static_cast<unsigned>(blocks), kThreads, 0, this_stream()>>>(
-        z, Heads(args.in[0]), Heads(args.in[1]), Heads(args.in[2]), o, lse, plan, z.slices());
+        z, Heads<T>(args.in[0]), Heads<T>(args.in[1]), Heads<T>(args.in[2]), o, lse, plan,
+        z.slices());
     check_launch("attention");
   };
   if (z.slice_columns() == 64) {
-    run(plan.small ? &forward_kernel<1, 1> : &forward_kernel<4, 1>);
+    run(plan.small ? &forward_kernel<T, 1, 1> : &forward_kernel<T, 4, 1>);
   } else {
-    run(plan.small ? &forward_kernel<1, 2> : &forward_kernel<4, 2>);
+    run(plan.small ? &forward_kernel<T, 1, 2> : &forward_kernel<T, 4, 2>);
   }
-  if (plan.splits > 1) {
-    merge_kernel<<<blocks_for(z.pairs() * z.rows * 32, kThreads), kThreads, 0, this_stream()>>>(
-        z, o, lse, plan);
-    check_launch("attention merge");
+  if (plan.parts.splits > 1) {
+    merge_splits(z, o, lse, plan.parts);
   }
 }
 
+}  // namespace
+
+template <typename T>
+void attention_gpu::merge_splits(const Sizes& z, const Heads<T>& o, float* lse,
+                                 const SplitSums& parts) {
+  const int64_t warps = z.pairs() * z.rows * ceil_div(z.width, 32);
+  merge_kernel<T>
+      <<<blocks_for(warps * 32, kThreads), kThreads, 0, this_stream()>>>(z, o, lse, parts);
+  check_launch("attention merge");
+}
+template void attention_gpu::merge_splits(const Sizes&, const Heads<float>&, float*,
+                                          const SplitSums&);
+template void attention_gpu::merge_splits(const Sizes&, const Heads<bf16>&, float*,
+                                          const SplitSums&);
+
+void attention_forward_cuda(const OpArgs& args) {
+  if (flash_fits(args)) {
+    flash_forward(args);
+    return;
+  }
+  with_real(args.in[0], [&](auto* type) { forward<std::remove_pointer_t<decltype(type)>>(args); });
+}
+
 size_t attention_workspace_cuda(const OpArgs& args, bool backward) {
+  if (flash_fits(args)) {
+    return backward ? flash_backward_bytes(args) : flash_forward_bytes(args);
+  }
   return backward ? backward_bytes(args) : ForwardPlan(Sizes(args), nullptr).bytes;
 }
 

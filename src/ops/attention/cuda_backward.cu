@@ -44,8 +44,9 @@ struct BackwardPlan {
 
 // delta = g.o of each row, summed in the order of row_products: where a query sees one key, g.v
 // minus delta is then exactly zero.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    delta_kernel(Sizes z, Heads grad, Heads o, float* delta) {
+    delta_kernel(Sizes z, Heads<T> grad, Heads<T> o, float* delta) {
   __shared__ alignas(16) float buffer[kBuffer];
   __shared__ int64_t g_offsets[kTile], o_offsets[kTile];
   const int64_t pairs = int64_t{z.batch} * z.kv_heads, pair = blockIdx.x % pairs;
@@ -76,10 +77,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kCols>
+template <typename T, int kCols>
 __global__ void __launch_bounds__(kThreads)
-    query_kernel(Sizes z, Heads q, Heads k, Heads v, Heads grad, const float* lse,
-                 const float* delta, Heads dq, bool accumulate, int row_tiles, int slices) {
+    query_kernel(Sizes z, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> grad, const float* lse,
+                 const float* delta, Heads<T> dq, bool accumulate, int row_tiles, int slices) {
   __shared__ alignas(16) float buffer[kBuffer];
   __shared__ alignas(16) float factors[kTile * (kTile + kPad)];
   __shared__ int64_t q_offsets[kTile], g_offsets[kTile], k_offsets[kTile], v_offsets[kTile];
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
     if (row >= z.rows) {
       continue;
     }
-    float* to = dq.data + dq.at(b, row / z.group, kv * z.group + row % z.group);
+    T* to = dq.data + dq.at(b, row / z.group, kv * z.group + row % z.group);
 #pragma unroll
     for (int c = 0; c < 4 * kCols; ++c) {
       const int column = column0 + c / 4 * 64 + tx * 4 + c % 4;
@@ -159,40 +160,35 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where a tile of keys puts a gradient: at once, or as a split's part.
-struct KeyGradient {
-  Heads to;
-  float* parts;
-  bool accumulate;
-
-  template <int kCols>
-  __device__ void store(const Sizes& z, int split, int splits, int b, int kv, int key0, int column0,
-                        const float (&sums)[4][4 * kCols]) const {
-    const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    const int64_t pairs = int64_t{z.batch} * z.kv_heads, pair = int64_t{b} * z.kv_heads + kv;
+template <int kCols, typename T>
+__device__ void store_keys(const KeyGradient<T>& grad, const Sizes& z, int split, int splits, int b,
+                           int kv, int key0, int column0, const float (&sums)[4][4 * kCols]) {
+  const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = key0 + ty * 4 + i;
-      if (key >= z.keys) {
+  for (int i = 0; i < 4; ++i) {
+    const int key = key0 + ty * 4 + i;
+    if (key >= z.keys) {
+      continue;
+    }
+#pragma unroll
+    for (int c = 0; c < 4 * kCols; ++c) {
+      const int column = column0 + c / 4 * 64 + tx * 4 + c % 4;
+      if (column >= z.width) {
         continue;
       }
-      float* row = splits > 1 ? parts + ((split * pairs + pair) * z.keys + key) * z.width
-                              : to.data + to.at(b, key, kv);
-#pragma unroll
-      for (int c = 0; c < 4 * kCols; ++c) {
-        const int column = column0 + c / 4 * 64 + tx * 4 + c % 4;
-        if (column < z.width) {
-          put(row + column, sums[i][c], splits == 1 && accumulate);
-        }
+      if (splits > 1) {
+        grad.part(z, split, b, kv, key)[column] = sums[i][c];
+      } else {
+        put(grad.to.data + grad.to.at(b, key, kv) + column, sums[i][c], grad.accumulate);
       }
     }
   }
-};
+}
 
-template <int kCols>
+template <typename T, int kCols>
 __global__ void __launch_bounds__(kThreads, 3 - kCols)
-    key_kernel(Sizes z, Heads q, Heads k, Heads v, Heads grad, const float* lse, const float* delta,
-               KeyGradient dk, KeyGradient dv, int splits, int slices) {
+    key_kernel(Sizes z, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> grad, const float* lse,
+               const float* delta, KeyGradient<T> dk, KeyGradient<T> dv, int splits, int slices) {
   __shared__ alignas(16) float buffer[kBuffer];
   __shared__ alignas(16) float factors[kTile * (kTile + kPad)];
   __shared__ int64_t q_offsets[kTile], g_offsets[kTile], k_offsets[kTile], v_offsets[kTile];
@@ -281,15 +277,15 @@ __global__ void __launch_bounds__(kThreads, 3 - kCols)
   }
   // k and v may be one tensor: dv then adds to what was written to dk, in the same thread.
   if (want_dk) {
-    dk.store<kCols>(z, split, splits, b, kv, key0, column0, dk_sums);
+    store_keys<kCols>(dk, z, split, splits, b, kv, key0, column0, dk_sums);
   }
   if (want_dv) {
-    dv.store<kCols>(z, split, splits, b, kv, key0, column0, dv_sums);
+    store_keys<kCols>(dv, z, split, splits, b, kv, key0, column0, dv_sums);
   }
 }
 
-// Adds up the splits' parts, in order.
-__global__ void add_parts_kernel(Sizes z, KeyGradient grad, int splits) {
+template <typename T>
+__global__ void add_parts_kernel(Sizes z, KeyGradient<T> grad, int splits) {
   const int64_t size = int64_t{z.batch} * z.kv_heads * z.keys * z.width;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
        i += int64_t{gridDim.x} * blockDim.x) {
@@ -303,45 +299,35 @@ __global__ void add_parts_kernel(Sizes z, KeyGradient grad, int splits) {
   }
 }
 
-void add_parts(const Sizes& z, const KeyGradient& grad, int splits) {
-  if (grad.to.data == nullptr) {
-    return;
-  }
-  add_parts_kernel<<<blocks_for(z.pairs() * z.keys * z.width, 256), 256, 0, this_stream()>>>(
-      z, grad, splits);
-  check_launch("attention dk, dv parts");
-}
-
-}  // namespace
-
-void attention_backward_cuda(const OpArgs& args) {
+template <typename T>
+void backward(const OpArgs& args) {
   const Sizes z(args);
   if (z.width == 0) {
     return;
   }
   const BackwardPlan plan(args, z);
-  const Heads q(args.in[0]), k(args.in[1]), v(args.in[2]), grad(args.dout[0]);
+  const Heads<T> q(args.in[0]), k(args.in[1]), v(args.in[2]), grad(args.dout[0]);
   const float* lse = args.saved[0].ptr<float>();
   const int slices = z.slices();
   const bool narrow = z.slice_columns() == 64;
   const int64_t row_blocks = z.pairs() * plan.row_tiles;
   if (row_blocks > 0) {
-    delta_kernel<<<static_cast<unsigned>(row_blocks), kThreads, 0, this_stream()>>>(
-        z, grad, Heads(args.out[0]), plan.delta);
+    delta_kernel<T><<<static_cast<unsigned>(row_blocks), kThreads, 0, this_stream()>>>(
+        z, grad, Heads<T>(args.out[0]), plan.delta);
     check_launch("attention delta");
   }
   if (args.din[0] && row_blocks > 0) {
-    const auto kernel = narrow ? &query_kernel<1> : &query_kernel<2>;
+    const auto kernel = narrow ? &query_kernel<T, 1> : &query_kernel<T, 2>;
     kernel<<<static_cast<unsigned>(row_blocks * slices), kThreads, 0, this_stream()>>>(
-        z, q, k, v, grad, lse, plan.delta, Heads(args.din[0]), args.accumulate[0], plan.row_tiles,
-        slices);
+        z, q, k, v, grad, lse, plan.delta, Heads<T>(args.din[0]), args.accumulate[0],
+        plan.row_tiles, slices);
     check_launch("attention dq");
   }
   const int64_t key_blocks = z.pairs() * plan.key_tiles * slices * plan.splits;
   if ((args.din[1] || args.din[2]) && key_blocks > 0) {
-    const KeyGradient dk{Heads(args.din[1]), plan.dk_parts, args.accumulate[1]};
-    const KeyGradient dv{Heads(args.din[2]), plan.dv_parts, args.accumulate[2]};
-    const auto kernel = narrow ? &key_kernel<1> : &key_kernel<2>;
+    const KeyGradient<T> dk{Heads<T>(args.din[1]), plan.dk_parts, args.accumulate[1]};
+    const KeyGradient<T> dv{Heads<T>(args.din[2]), plan.dv_parts, args.accumulate[2]};
+    const auto kernel = narrow ? &key_kernel<T, 1> : &key_kernel<T, 2>;
     kernel<<<static_cast<unsigned>(key_blocks), kThreads, 0, this_stream()>>>(
         z, q, k, v, grad, lse, plan.delta, dk, dv, plan.splits, slices);
     check_launch("attention dk, dv");
@@ -350,6 +336,28 @@ void attention_backward_cuda(const OpArgs& args) {
       add_parts(z, dv, plan.splits);
     }
   }
+}
+
+}  // namespace
+
+template <typename T>
+void attention_gpu::add_parts(const Sizes& z, const KeyGradient<T>& grad, int splits) {
+  if (grad.to.data == nullptr) {
+    return;
+  }
+  add_parts_kernel<<<blocks_for(z.pairs() * z.keys * z.width, 256), 256, 0, this_stream()>>>(
+      z, grad, splits);
+  check_launch("attention dk, dv parts");
+}
+template void attention_gpu::add_parts(const Sizes&, const KeyGradient<float>&, int);
+template void attention_gpu::add_parts(const Sizes&, const KeyGradient<bf16>&, int);
+
+void attention_backward_cuda(const OpArgs& args) {
+  if (flash_fits(args)) {
+    flash_backward(args);
+    return;
+  }
+  with_real(args.in[0], [&](auto* type) { backward<std::remove_pointer_t<decltype(type)>>(args); });
 }
 
 size_t attention_gpu::backward_bytes(const OpArgs& args) {

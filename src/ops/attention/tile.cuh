@@ -3,8 +3,11 @@
 // Heads that share a key head are stacked: row r of a (batch, key head) pair is query r / group,
 // head r % group. A block is a square of 16 x 16 threads; thread (ty, tx) has the kRm rows from
 // ty kRm on and the four columns from tx 4 on of a tile of scores. Rows of tensors are found by
-// their offsets, which lie in shared memory.
+// their offsets, which lie in shared memory. Tensors are float, or bf16 where flash.cuh's kernels
+// on tensor cores do not fit (odd strides, heads wider than 128); the arithmetic is float.
 #pragma once
+
+#include <climits>
 
 #include "ops/attention/attention.h"
 #include "ops/common/device.cuh"
@@ -21,15 +24,13 @@ inline constexpr int kBuffer = 2 * kDepth * (kTile + kPad);
 inline constexpr int64_t kBusyBlocks = 264;
 
 // A tensor [B, T, H, D].
+template <typename T>
 struct Heads {
-  float* data;
+  T* data;
   int64_t batch, token, head;  // strides
 
   explicit Heads(const View& view)
-      : data(view.ptr<float>()),
-        batch(view.stride(0)),
-        token(view.stride(1)),
-        head(view.stride(2)) {}
+      : data(view.ptr<T>()), batch(view.stride(0)), token(view.stride(1)), head(view.stride(2)) {}
   __device__ int64_t at(int64_t b, int64_t t, int64_t h) const {
     return b * batch + t * token + h * head;
   }
@@ -97,8 +98,8 @@ __device__ inline void read(const float* from, float (&to)[kCount]) {
 // to [kDepth][kRows + kPad] = features d0.. of the rows, transposed; zero where there are none. A
 // warp takes 4 rows x 8 features at a time: whole sectors of memory, and no two threads in one
 // bank.
-template <int kRows>
-__device__ inline void load_transposed(const float* from, const int64_t* offsets, int count, int d0,
+template <int kRows, typename T>
+__device__ inline void load_transposed(const T* from, const int64_t* offsets, int count, int d0,
                                        int width, float* to) {
   constexpr int kRowBlocks = kRows / 4, kUnits = kRowBlocks * (kDepth / 8) / (kThreads / 32);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -107,7 +108,7 @@ __device__ inline void load_transposed(const float* from, const int64_t* offsets
   for (int n = 0; n < kUnits; ++n) {
     const int unit = warp + n * (kThreads / 32);
     const int row = unit % kRowBlocks * 4 + lane / 8, d = d0 + unit / kRowBlocks * 8 + lane % 8;
-    values[n] = row < count && d < width ? from[offsets[row] + d] : 0.0f;
+    values[n] = row < count && d < width ? to_float(from[offsets[row] + d]) : 0.0f;
   }
 #pragma unroll
   for (int n = 0; n < kUnits; ++n) {
@@ -118,8 +119,8 @@ __device__ inline void load_transposed(const float* from, const int64_t* offsets
 }
 
 // to [kDepth][kColumns] = columns column0.. of rows first.., zero where there are none.
-template <int kColumns>
-__device__ inline void load_rows(const float* from, const int64_t* offsets, int first, int count,
+template <int kColumns, typename T>
+__device__ inline void load_rows(const T* from, const int64_t* offsets, int first, int count,
                                  int column0, int width, float* to) {
   constexpr int kEach = kDepth * kColumns / kThreads;
   float values[kEach];
@@ -127,7 +128,7 @@ __device__ inline void load_rows(const float* from, const int64_t* offsets, int 
   for (int n = 0; n < kEach; ++n) {
     const int at = threadIdx.x + n * kThreads;
     const int row = first + at / kColumns, column = column0 + at % kColumns;
-    values[n] = row < count && column < width ? from[offsets[row] + column] : 0.0f;
+    values[n] = row < count && column < width ? to_float(from[offsets[row] + column]) : 0.0f;
   }
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
@@ -138,10 +139,10 @@ __device__ inline void load_rows(const float* from, const int64_t* offsets, int 
 // products[i][j] = a_row . b_row of 16 kRm rows of a and 64 of b. Sums run over the features in one
 // order everywhere, so that backward's scores have the bits of forward's. Begins with a barrier:
 // the offsets may be written right before.
-template <int kRm>
-__device__ inline void row_products(const float* a, const int64_t* a_offsets, int a_count,
-                                    const float* b, const int64_t* b_offsets, int b_count,
-                                    int width, float* buffer, float (&products)[kRm][4]) {
+template <int kRm, typename T>
+__device__ inline void row_products(const T* a, const int64_t* a_offsets, int a_count, const T* b,
+                                    const int64_t* b_offsets, int b_count, int width, float* buffer,
+                                    float (&products)[kRm][4]) {
   constexpr int kRows = 16 * kRm;
   const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
   float* b_tile = buffer + kDepth * (kRows + kPad);
@@ -190,8 +191,8 @@ __device__ inline void store_tile(const float (&tile)[kRm][4], float* to) {
 // sums[i][4c + j] += sum over n < count of factors[n][row i] from[n][column0 + 64c + 4tx + j].
 // Begins with a barrier: the factors may be stored right before. No barrier at the end: other
 // threads may still read factors and buffer.
-template <int kRm, int kCols>
-__device__ inline void add_rows(const float* factors, const float* from, const int64_t* offsets,
+template <int kRm, int kCols, typename T>
+__device__ inline void add_rows(const float* factors, const T* from, const int64_t* offsets,
                                 int count, int column0, int width, float* buffer,
                                 float (&sums)[kRm][4 * kCols]) {
   constexpr int kColumns = 64 * kCols;
@@ -237,7 +238,45 @@ class Parts {
   size_t used_ = 0;
 };
 
+// What forward's splits leave for each row: the sums [D], and the maximum of the scores with the
+// sum of exponentials below it; [splits, pairs, rows].
+struct SplitSums {
+  int splits = 1;
+  float *sums = nullptr, *stats = nullptr;
+
+  void place(const Sizes& z, Parts& parts) {
+    const int64_t rows = splits * z.pairs() * z.rows;
+    stats = parts.take(2 * rows);
+    sums = parts.take(rows * z.width);
+  }
+};
+template <typename T>
+void merge_splits(const Sizes& z, const Heads<T>& o, float* lse, const SplitSums& parts);
+
+// Where a tile of keys puts a gradient: at once, or as a split's part [splits, pairs, Tk, D].
+template <typename T>
+struct KeyGradient {
+  Heads<T> to;
+  float* parts;
+  bool accumulate;
+
+  __device__ float* part(const Sizes& z, int split, int b, int kv, int key) const {
+    const int64_t pairs = int64_t{z.batch} * z.kv_heads, pair = int64_t{b} * z.kv_heads + kv;
+    return parts + ((split * pairs + pair) * z.keys + key) * z.width;
+  }
+};
+// Adds up the parts, in order.
+template <typename T>
+void add_parts(const Sizes& z, const KeyGradient<T>& grad, int splits);
+
 // Bytes that backward asks for.
 size_t backward_bytes(const OpArgs& args);
+
+// The kernels on tensor cores (flash.cuh), where they fit.
+bool flash_fits(const OpArgs& args);
+void flash_forward(const OpArgs& args);
+size_t flash_forward_bytes(const OpArgs& args);
+void flash_backward(const OpArgs& args);
+size_t flash_backward_bytes(const OpArgs& args);
 
 }  // namespace fwpkm::attention_gpu

@@ -38,6 +38,9 @@ struct Context {
   std::map<ProductKey, TensorProduct> products;
   // Large enough for every way that cuBLAS knows on Hopper.
   static constexpr size_t kWorkspace = 64u << 20;
+  // Where small products of floats are done in double.
+  void* exact_scratch = nullptr;
+  static constexpr size_t kExactScratch = 256u << 20;
 
   Context() {
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
@@ -57,9 +60,50 @@ Context& context() {
   return *one;
 }
 
+// Blocks that this thread let go of. They come back to kernels of the same stream, in order; a
+// thread that hands a block to another has waited for its own kernels before.
+class Released {
+ public:
+  ~Released() {
+    for (auto& [bytes, blocks] : blocks_) {
+      for (void* block : blocks) {
+        cudaFree(block);  // fails where the driver is gone already, with everything
+      }
+    }
+  }
+  static Released& mine() {
+    thread_local Released one;
+    return one;
+  }
+  void* take(size_t bytes) {
+    const auto it = blocks_.find(bytes);
+    if (it == blocks_.end() || it->second.empty()) {
+      return nullptr;
+    }
+    void* data = it->second.back();
+    it->second.pop_back();
+    held_ -= bytes;
+    return data;
+  }
+  // False if the block is better given back.
+  bool keep(void* data, size_t bytes) noexcept {
+    if (bytes > kLargest || held_ + bytes > kMost) {
+      return false;
+    }
+    blocks_[bytes].push_back(data);
+    held_ += bytes;
+    return true;
+  }
+
+ private:
+  static constexpr size_t kLargest = size_t{4} << 20, kMost = size_t{64} << 20;
+  std::map<size_t, std::vector<void*>> blocks_;
+  size_t held_ = 0;
+};
+
 // The alignment of a pointer that cuBLASLt may count on.
 int alignment_of(const void* p) {
-  return p == nullptr ? 256 : std::min(256, 1 << std::countr_zero(reinterpret_cast<uintptr_t>(p)));
+  return p == nullptr ? 256 : 1 << std::min(8, std::countr_zero(reinterpret_cast<uintptr_t>(p)));
 }
 
 TensorProduct prepare_product(const GpuGemm& g, cudaDataType_t out, int alignment) {
@@ -121,6 +165,58 @@ TensorProduct prepare_product(const GpuGemm& g, cudaDataType_t out, int alignmen
   return p;
 }
 
+// [rows, columns] between a matrix of leading dimension ld and a packed one.
+template <typename From, typename To>
+__global__ void repack_kernel(const From* from, int64_t from_ld, To* to, int64_t to_ld,
+                              int64_t columns, int64_t count) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t row = i / columns, column = i % columns;
+    to[row * to_ld + column] = static_cast<To>(from[row * from_ld + column]);
+  }
+}
+
+template <typename From, typename To>
+void repack(const From* from, int64_t from_ld, To* to, int64_t to_ld, int64_t rows,
+            int64_t columns) {
+  if (rows * columns > 0) {
+    repack_kernel<<<blocks_for(rows * columns, 256), 256, 0, this_stream()>>>(
+        from, from_ld, to, to_ld, columns, rows * columns);
+    check_launch("a product in double");
+  }
+}
+
+// A product of floats in double, rounded once, if it is small enough for that: what the sums of
+// small models lose would be most of what they are compared to. False if it is too large.
+bool exact_product(const GpuGemm& g, const float* a, const float* b, float* c) {
+  const int64_t sizes = g.m * g.k + g.k * g.n + g.m * g.n;
+  if (g.batch != 1 || static_cast<size_t>(sizes) * sizeof(double) > Context::kExactScratch) {
+    return false;
+  }
+  Context& own = context();
+  if (own.exact_scratch == nullptr) {
+    check_cuda(cudaMalloc(&own.exact_scratch, Context::kExactScratch), "memory for products");
+  }
+  const int64_t a_rows = g.transpose_a ? g.k : g.m, a_columns = g.transpose_a ? g.m : g.k;
+  const int64_t b_rows = g.transpose_b ? g.n : g.k, b_columns = g.transpose_b ? g.k : g.n;
+  auto* wide_a = static_cast<double*>(own.exact_scratch);
+  double *wide_b = wide_a + g.m * g.k, *wide_c = wide_b + g.k * g.n;
+  repack(a, g.lda, wide_a, a_columns, a_rows, a_columns);
+  repack(b, g.ldb, wide_b, b_columns, b_rows, b_columns);
+  if (g.beta != 0) {
+    repack(c, g.ldc, wide_c, g.n, g.m, g.n);
+  }
+  const auto alpha = static_cast<double>(g.alpha), beta = static_cast<double>(g.beta);
+  check_cublas(cublasDgemm(own.blas, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                           g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, static_cast<int>(g.n),
+                           static_cast<int>(g.m), static_cast<int>(g.k), &alpha, wide_b,
+                           static_cast<int>(b_columns), wide_a, static_cast<int>(a_columns), &beta,
+                           wide_c, static_cast<int>(g.n)),
+               "a product in double");
+  repack(wide_c, g.n, c, g.ldc, g.m, g.n);
+  return true;
+}
+
 void tensor_product(const GpuGemm& g, cudaDataType_t out, const bf16* a, const bf16* b, void* c) {
   if (g.m == 0 || g.n == 0 || g.batch == 0) {
     return;
@@ -176,6 +272,13 @@ __global__ void copy_view_kernel(const T* from, T* to, int64_t count, int rank, 
   }
 }
 
+__global__ void convert_kernel(const float* from, bf16* to, int64_t count) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    to[i] = __float2bfloat16_rn(from[i]);
+  }
+}
+
 __global__ void add_groups_kernel(const float* partial, int64_t groups, int64_t columns, float* to,
                                   bool accumulate) {
   const int64_t c = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
@@ -207,6 +310,9 @@ void add_column_groups(const float* partial, int64_t groups, int64_t columns, fl
 
 void gpu_gemm(const GpuGemm& g, const float* a, const float* b, float* c) {
   if (g.m == 0 || g.n == 0 || g.batch == 0) {
+    return;
+  }
+  if (exact_product(g, a, b, c)) {
     return;
   }
   // cuBLAS is column-major: the transposed product.
@@ -255,6 +361,9 @@ size_t free_bytes() {
 }
 
 void* allocate(size_t bytes) {
+  if (void* kept = Released::mine().take(bytes)) {
+    return kept;
+  }
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, bytes);
   if (error == cudaErrorMemoryAllocation) {
@@ -265,8 +374,10 @@ void* allocate(size_t bytes) {
   return data;
 }
 
-void release(void* data) noexcept {
-  cudaFree(data);
+void release(void* data, size_t bytes) noexcept {
+  if (data != nullptr && !Released::mine().keep(data, bytes)) {
+    cudaFree(data);
+  }
 }
 
 void copy_in(void* to, const void* host, size_t bytes) {
@@ -320,8 +431,72 @@ void copy_view(const View& from, const View& to) {
   check_launch("copying a view");
 }
 
+void convert(const View& from, const View& to) {
+  require(from.size() == to.size() && from.contiguous() && to.contiguous(), kTag,
+          "{} {} cannot be converted to {}", from.name, from.shape.str(), to.shape.str());
+  convert_kernel<<<blocks_for(from.size(), 256), 256, 0, this_stream()>>>(
+      from.ptr<float>(), to.ptr<bf16>(), from.size());
+  check_launch("converting");
+}
+
 void synchronize() {
   check_cuda(cudaStreamSynchronize(this_stream()), "waiting for the GPU");
+}
+
+void* allocate_pinned(size_t bytes) {
+  void* data = nullptr;
+  if (cudaMallocHost(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return data;
+}
+
+void release_pinned(void* data) noexcept {
+  cudaFreeHost(data);
+}
+
+void send(void* to, const void* host, size_t bytes) {
+  check_cuda(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, this_stream()),
+             "copying to the GPU");
+}
+
+void fetch(void* host, const void* from, size_t bytes) {
+  check_cuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, this_stream()),
+             "copying from the GPU");
+}
+
+Graph::Graph(const std::function<void()>& work) {
+  const cudaStream_t stream = this_stream();
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "recording a graph");
+  cudaGraph_t recorded = nullptr;
+  try {
+    work();
+  } catch (...) {
+    cudaStreamEndCapture(stream, &recorded);
+    if (recorded != nullptr) {
+      cudaGraphDestroy(recorded);
+    }
+    cudaGetLastError();
+    throw;
+  }
+  check_cuda(cudaStreamEndCapture(stream, &recorded), "recording a graph");
+  cudaGraphExec_t ready = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&ready, recorded, 0);
+  cudaGraphDestroy(recorded);
+  check_cuda(error, "preparing a graph");
+  graph_ = ready;
+}
+
+Graph::~Graph() {
+  if (graph_ != nullptr) {
+    cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
+  }
+}
+
+void Graph::launch() {
+  check_cuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), this_stream()),
+             "starting a graph");
 }
 
 }  // namespace cuda

@@ -250,8 +250,8 @@ void add_column_groups(const float* partial, int64_t groups, int64_t columns, fl
                        bool accumulate);
 
 // Products, row-major: C [m, n] = alpha op(A) op(B) + beta D (+ bias [n]), batches `stride`
-// elements apart; D is C itself or `add`. Floats are multiplied in float32, without TF32; bf16 on
-// tensor cores, summed in float32, to bf16 or float.
+// elements apart; D is C itself or `add`. Floats are multiplied in float32, without TF32, or, where
+// that takes little memory, in double; bf16 on tensor cores, summed in float32, to bf16 or float.
 struct GpuGemm {
   bool transpose_a = false, transpose_b = false;
   int64_t m = 0, n = 0, k = 0;
@@ -264,5 +264,113 @@ struct GpuGemm {
 void gpu_gemm(const GpuGemm& g, const float* a, const float* b, float* c);
 void gpu_gemm(const GpuGemm& g, const bf16* a, const bf16* b, bf16* c);
 void gpu_gemm(const GpuGemm& g, const bf16* a, const bf16* b, float* c);
+
+// x sigmoid(z). Where the result becomes bf16 a few approximate instructions are exact enough.
+template <typename T>
+__device__ inline float gated(float x, float z) {
+  if constexpr (sizeof(T) == 2) {
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(z * -1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1 + power));
+    return x * inverse;
+  } else {
+    return x / (1 + expf(-z));
+  }
+}
+template <typename T>
+__device__ inline float inverse_root(float x) {
+  if constexpr (sizeof(T) == 2) {
+    return rsqrtf(x);
+  } else {
+    return 1 / sqrtf(x);
+  }
+}
+
+// Runs of one number: with them a kernel for runs takes rows that have no longer ones.
+__device__ inline void load_run(const float* from, float (&to)[1]) {
+  to[0] = *from;
+}
+__device__ inline void load_run(const bf16* from, float (&to)[1]) {
+  to[0] = to_float(*from);
+}
+__device__ inline void store_run(float* to, const float (&from)[1]) {
+  *to = from[0];
+}
+__device__ inline void store_run(bf16* to, const float (&from)[1]) {
+  *to = from_float<bf16>(from[0]);
+}
+template <typename T>
+__device__ inline void put_run(T* to, float (&values)[1], bool accumulate) {
+  put(to, values[0], accumulate);
+}
+
+// Division of numbers below 2^31 by a number known to the host: a multiplication and a shift.
+struct FastDivisor {
+  uint32_t divisor = 1, factor = 1, shift = 0;
+
+  FastDivisor() = default;
+  explicit FastDivisor(int64_t by) : divisor(static_cast<uint32_t>(std::max<int64_t>(1, by))) {
+    while ((uint64_t{1} << shift) < divisor) {
+      ++shift;
+    }
+    factor = static_cast<uint32_t>((((uint64_t{1} << shift) - divisor) << 32) / divisor + 1);
+  }
+  __device__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
+  __device__ uint32_t remainder(uint32_t n) const { return n - quotient(n) * divisor; }
+};
+
+// DeviceRows for row numbers below 2^31, without divisions.
+struct FastRows {
+  int levels = 0;
+  FastDivisor extents[kMaxRank - 1];
+  int64_t strides[kMaxRank - 1] = {};
+
+  explicit FastRows(const View& view) {
+    const DeviceRows rows(view);
+    levels = rows.levels;
+    for (int i = 0; i < levels; ++i) {
+      extents[i] = FastDivisor(rows.extents[i]);
+      strides[i] = rows.strides[i];
+    }
+  }
+  __device__ int64_t operator[](uint32_t row) const {
+    if (levels <= 1) {
+      return row * strides[0];
+    }
+    int64_t offset = 0;
+#pragma unroll
+    for (int i = kMaxRank - 2; i > 0; --i) {
+      if (i < levels) {
+        const uint32_t outer = extents[i].quotient(row);
+        offset += (row - outer * extents[i].divisor) * strides[i];
+        row = outer;
+      }
+    }
+    return offset + row * strides[0];
+  }
+};
+
+// store_run, surely in one instruction for each 16 bytes: at some addresses the compiler takes wide
+// stores apart. Global memory only.
+template <int kCount, typename T>
+__device__ inline void store_wide(T* to, const float (&from)[kCount]) {
+  if constexpr (kCount == 1) {
+    store_run(to, from);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      __stwb(reinterpret_cast<float4*>(to + i),
+             make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]));
+    }
+  } else {
+    alignas(16) T packed[kCount];
+    store_run(packed, from);
+    if constexpr (kCount == 8) {
+      __stwb(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(packed));
+    } else {
+      __stwb(reinterpret_cast<uint2*>(to), *reinterpret_cast<const uint2*>(packed));
+    }
+  }
+}
 
 }  // namespace fwpkm

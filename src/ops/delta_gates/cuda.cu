@@ -27,29 +27,33 @@ struct Sizes {
   }
 };
 
-__global__ void forward_kernel(const float* ba, const float* a_log, const float* dt_bias,
+template <typename T>
+__global__ void forward_kernel(const T* ba, const float* a_log, const float* dt_bias,
                                const int32_t* starts, float* g, float* beta, Sizes n) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n.rows * n.heads;
        i += int64_t{gridDim.x} * kThreads) {
     const int64_t row = i / n.heads, h = i % n.heads, place = n.place(row, h);
-    const double x = static_cast<double>(ba[place + n.group]) + static_cast<double>(dt_bias[h]);
+    const double x =
+        static_cast<double>(to_float(ba[place + n.group])) + static_cast<double>(dt_bias[h]);
     const double softplus = fmax(x, 0.0) + log1p(exp(-fabs(x)));
     g[i] = static_cast<float>(
         n.begins(starts, row) ? kForgetAll : -exp(static_cast<double>(a_log[h])) * softplus);
-    beta[i] = static_cast<float>(1 / (1 + exp(-static_cast<double>(ba[place]))));
+    beta[i] = static_cast<float>(1 / (1 + exp(-static_cast<double>(to_float(ba[place])))));
   }
 }
 
+template <typename T>
 struct Gradients {
   const float *dg, *dbeta;  // null where none arrived
-  float* dba;               // null where nobody wants it
+  T* dba;                   // null where nobody wants it
   bool add;
-  float *da_log, *ddt_bias;  // sums of groups of rows: [heads, groups]
+  float* sums;  // of da_log, then of dt_bias, over groups of rows: [2, heads, groups]
 };
 
-__global__ void backward_kernel(const float* ba, const float* a_log, const float* dt_bias,
+template <typename T>
+__global__ void backward_kernel(const T* ba, const float* a_log, const float* dt_bias,
                                 const int32_t* starts, const float* g, const float* beta,
-                                Gradients to, Sizes n, int64_t groups) {
+                                Gradients<T> to, Sizes n, int64_t groups) {
   const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);
   for (int64_t item = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32; item < groups * n.heads;
        item += warps) {
@@ -61,7 +65,7 @@ __global__ void backward_kernel(const float* ba, const float* a_log, const float
       const int64_t i = row * n.heads + h, place = n.place(row, h);
       const float dg = to.dg != nullptr && !n.begins(starts, row) ? to.dg[i] : 0;
       const float dbeta = to.dbeta != nullptr ? to.dbeta[i] : 0;
-      const float da = -dg * rate / (1 + expf(-(ba[place + n.group] + bias)));
+      const float da = -dg * rate / (1 + expf(-(to_float(ba[place + n.group]) + bias)));
       if (to.dba != nullptr) {
         put(to.dba + place, dbeta * beta[i] * (1 - beta[i]), to.add);
         put(to.dba + place + n.group, da, to.add);
@@ -72,40 +76,60 @@ __global__ void backward_kernel(const float* ba, const float* a_log, const float
     for_log = warp_sum(for_log);
     for_bias = warp_sum(for_bias);
     if (threadIdx.x % 32 == 0) {
-      to.da_log[h * groups + group] = for_log;
-      to.ddt_bias[h * groups + group] = for_bias;
+      to.sums[h * groups + group] = for_log;
+      to.sums[(n.heads + h) * groups + group] = for_bias;
     }
   }
 }
 
-// A block for each head.
-__global__ void sum_kernel(const float* partial, int64_t groups, float* to, bool add) {
+// The gradients of a_log and dt_bias; null where nobody wants them.
+struct HeadGradients {
+  float *a_log, *dt_bias;
+  bool add_a_log, add_dt_bias;
+};
+
+// A block for each head of either.
+__global__ void sum_kernel(const float* sums, int64_t groups, int64_t heads, HeadGradients all) {
+  const bool first = blockIdx.x < heads;
+  float* to = first ? all.a_log : all.dt_bias;
+  if (to == nullptr) {
+    return;
+  }
   float sum = 0;
   for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
-    sum += partial[blockIdx.x * groups + i];
+    sum += sums[blockIdx.x * groups + i];
   }
   sum = block_sum<kThreads>(sum);
   if (threadIdx.x == 0) {
-    put(to + blockIdx.x, sum, add);
+    put(to + blockIdx.x - (first ? 0 : heads), sum, first ? all.add_a_log : all.add_dt_bias);
   }
 }
 
-// Floats of one of the two lists of sums, whole 256 bytes.
-int64_t sums_size(const Sizes& n) {
-  return ceil_div(column_groups(n.rows) * n.heads, 64) * 64;
+template <typename T>
+void forward(const OpArgs& args, const Sizes& n) {
+  forward_kernel<T><<<blocks_for(n.rows * n.heads, kThreads), kThreads, 0, this_stream()>>>(
+      args.in[0].ptr<T>(), args.in[1].ptr<float>(), args.in[2].ptr<float>(),
+      args.in[3].ptr<int32_t>(), args.out[0].ptr<float>(), args.out[1].ptr<float>(), n);
+  check_launch("delta_gates");
+}
+
+template <typename T>
+void backward(const OpArgs& args, const Sizes& n, int64_t groups, float* sums) {
+  const Gradients<T> to = {args.dout[0].ptr<float>(), args.dout[1].ptr<float>(),
+                           args.din[0].ptr<T>(), args.accumulate[0], sums};
+  backward_kernel<T><<<blocks_for(groups * n.heads, kThreads / 32), kThreads, 0, this_stream()>>>(
+      args.in[0].ptr<T>(), args.in[1].ptr<float>(), args.in[2].ptr<float>(),
+      args.in[3].ptr<int32_t>(), args.out[0].ptr<float>(), args.out[1].ptr<float>(), to, n, groups);
+  check_launch("delta_gates backward");
 }
 
 }  // namespace
 
 void delta_gates_forward_cuda(const OpArgs& args) {
   const Sizes n(args);
-  if (n.rows * n.heads == 0) {
-    return;
+  if (n.rows * n.heads > 0) {
+    with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args, n); });
   }
-  forward_kernel<<<blocks_for(n.rows * n.heads, kThreads), kThreads, 0, this_stream()>>>(
-      args.in[0].ptr<float>(), args.in[1].ptr<float>(), args.in[2].ptr<float>(),
-      args.in[3].ptr<int32_t>(), args.out[0].ptr<float>(), args.out[1].ptr<float>(), n);
-  check_launch("delta_gates");
 }
 
 void delta_gates_backward_cuda(const OpArgs& args) {
@@ -115,31 +139,21 @@ void delta_gates_backward_cuda(const OpArgs& args) {
   }
   const int64_t groups = column_groups(n.rows);
   auto* sums = static_cast<float*>(args.workspace);
-  const Gradients to = {args.dout[0].ptr<float>(),
-                        args.dout[1].ptr<float>(),
-                        args.din[0].ptr<float>(),
-                        args.accumulate[0],
-                        sums,
-                        sums + sums_size(n)};
   if (groups > 0) {
-    backward_kernel<<<blocks_for(groups * n.heads, kThreads / 32), kThreads, 0, this_stream()>>>(
-        args.in[0].ptr<float>(), args.in[1].ptr<float>(), args.in[2].ptr<float>(),
-        args.in[3].ptr<int32_t>(), args.out[0].ptr<float>(), args.out[1].ptr<float>(), to, n,
-        groups);
-    check_launch("delta_gates backward");
+    with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args, n, groups, sums); });
   }
-  for (int i = 0; i < 2; ++i) {
-    if (args.din[1 + i]) {
-      sum_kernel<<<static_cast<unsigned>(n.heads), kThreads, 0, this_stream()>>>(
-          i == 0 ? to.da_log : to.ddt_bias, groups, args.din[1 + i].ptr<float>(),
-          args.accumulate[1 + i]);
-      check_launch("delta_gates sums");
-    }
+  if (args.din[1] || args.din[2]) {
+    const HeadGradients to = {args.din[1].ptr<float>(), args.din[2].ptr<float>(),
+                              args.accumulate[1], args.accumulate[2]};
+    sum_kernel<<<static_cast<unsigned>(2 * n.heads), kThreads, 0, this_stream()>>>(sums, groups,
+                                                                                   n.heads, to);
+    check_launch("delta_gates sums");
   }
 }
 
 size_t delta_gates_workspace_cuda(const OpArgs& args, bool backward) {
-  return backward ? static_cast<size_t>(2 * sums_size(Sizes(args))) * sizeof(float) : 0;
+  const Sizes n(args);
+  return backward ? static_cast<size_t>(2 * n.heads * column_groups(n.rows)) * sizeof(float) : 0;
 }
 
 }  // namespace fwpkm

@@ -1,9 +1,8 @@
-// What forward and backward on a GPU share: the sizes of tiles, the gates of a chunk, the solve.
+// What forward and backward in float share: the sizes of tiles, the gates of a chunk, the solve.
 // Names follow README.md.
 #pragma once
 
-#include "ops/common/device.cuh"
-#include "ops/delta_rule/delta_rule.h"
+#include "ops/delta_rule/launch.cuh"
 
 namespace fwpkm {
 namespace delta_cuda {
@@ -51,35 +50,13 @@ struct Sizes : DeltaSizes {
   }
 };
 
-// A [B, T, H, d] tensor on the device.
-struct Heads {
-  float* data;
-  int64_t strides[3];
-  explicit Heads(const View& view) : data(view.ptr<float>()) {
-    for (int i = 0; i < 3; ++i) {
-      strides[i] = view.strides[i];
-    }
-  }
-  __device__ float* operator()(int64_t b, int64_t t, int64_t h) const {
-    return data + b * strides[0] + t * strides[1] + h * strides[2];
-  }
-};
+using Heads = HeadsOf<float>;
 
 // What `prepare` makes for every chunk of every key head. Rows past the end are zero.
 struct Prepared {
   float* qk;     // [items, 2C, ldk]: normalised q above normalised k
   float* dots;   // [items, 2C, C]: <q_i, k_j> above <k_i, k_j>
   float* norms;  // [items, 2C]: 1 / sqrt(|x|^2 + eps)
-};
-// Hands out parts of a workspace, each aligned to 256 bytes; without a base it only counts.
-struct Parts {
-  char* base;
-  size_t used = 0;
-  float* take(int64_t count) {
-    float* part = base == nullptr ? nullptr : reinterpret_cast<float*>(base + used);
-    used += (static_cast<size_t>(count) * sizeof(float) + 255) / 256 * 256;
-    return part;
-  }
 };
 Prepared prepared_parts(const Sizes& n, Parts* parts);
 void prepare(const OpArgs& args, const Sizes& n, const Prepared& to);
@@ -90,9 +67,6 @@ void walk_back(const OpArgs& args, const Sizes& n, const Prepared& prepared, flo
 int64_t walk_back_scratch(const Sizes& n);
 // What backward's workspace takes.
 size_t backward_bytes(const Sizes& n);
-
-// Whether a block can have this much shared memory; if so, lets the kernel have it.
-bool allow_shared(const void* kernel, size_t bytes);
 
 // Gates of a chunk. Past its end gamma stays at its last value and beta is 0.
 struct Gates {

@@ -1,6 +1,6 @@
-// Forward. Columns of S do not meet: a block walks along the sequence with a few columns of one
-// value head, chunk by chunk, or token by token for decoding. What does not depend on S is made
-// before, for all chunks at once.
+// Forward in float. Columns of S do not meet: a block walks along the sequence with a few columns
+// of one value head, chunk by chunk. What does not depend on S is made before, for all chunks at
+// once. Few tokens go one by one (cuda_tokens.cu).
 #include <algorithm>
 #include <cmath>
 
@@ -9,25 +9,6 @@
 namespace fwpkm {
 namespace delta_cuda {
 namespace {
-
-// Fewer tokens than this go one by one.
-constexpr int64_t kFewTokens = 16;
-
-__device__ double warp_sum_double(double x) {
-  for (int step = 16; step > 0; step /= 2) {
-    x += __shfl_xor_sync(0xffffffffu, x, step);
-  }
-  return x;
-}
-
-// 1 / sqrt(|x|^2 + eps), for all lanes of a warp.
-__device__ double inverse_norm(const float* x, int64_t width) {
-  double squares = 0;
-  for (int64_t i = threadIdx.x % 32; i < width; i += 32) {
-    squares += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  }
-  return 1 / sqrt(warp_sum_double(squares) + kDeltaEps);
-}
 
 // A warp for each row of qk, those past the end too.
 __global__ void normalize_kernel(Heads q, Heads k, Sizes n, double scale, float* qk, float* norms) {
@@ -165,69 +146,6 @@ __global__ void __launch_bounds__(kThreads, 2) walk_kernel(ForwardArgs x, Sizes 
   }
 }
 
-// Token by token: a warp's lanes are columns, its 8 warps share the rows of S, which stays where it
-// is (`state`, or scratch that starts at zero). With x the decay, o = S^T q of the corrected S is
-// x (S^T q) + <q, k> u of the old one.
-__global__ void __launch_bounds__(kThreads)
-    token_kernel(Heads q, Heads k, ForwardArgs x, Sizes n, double scale, int64_t strips) {
-  __shared__ float of_k[kWarps][32], of_q[kWarps][32];
-  const int64_t head = blockIdx.x / strips;
-  const int64_t b = head / n.value_heads, h = head % n.value_heads, hk = h / n.group;
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int64_t c = blockIdx.x % strips * 32 + lane;
-  const bool inside = c < n.dv;
-  float* s = (x.state != nullptr ? x.state : x.scratch) + head * n.dk * n.dv + c;
-  for (int64_t d = warp; d < n.dk && inside; d += kWarps) {
-    if (x.state == nullptr) {
-      s[d * n.dv] = 0;
-    }
-    if (x.saved != nullptr) {
-      x.saved[n.saved(b, h, 0) + d * n.dv + c] = s[d * n.dv];
-    }
-  }
-  for (int64_t t = 0; t < n.length; ++t) {
-    const float* query = q(b, t, hk);
-    const float* key = k(b, t, hk);
-    const auto rq = static_cast<float>(inverse_norm(query, n.dk) * scale);
-    const auto rk = static_cast<float>(inverse_norm(key, n.dk));
-    float qk = 0;
-    for (int64_t d = lane; d < n.dk; d += 32) {
-      qk += query[d] * rq * (key[d] * rk);
-    }
-    qk = warp_sum(qk);
-    float sum_k = 0, sum_q = 0;
-    for (int64_t d = warp; d < n.dk && inside; d += kWarps) {
-      const float old = s[d * n.dv];
-      sum_k = fmaf(key[d] * rk, old, sum_k);
-      sum_q = fmaf(query[d] * rq, old, sum_q);
-    }
-    __syncthreads();  // the sums of the token before may still be read
-    of_k[warp][lane] = sum_k;
-    of_q[warp][lane] = sum_q;
-    __syncthreads();
-    sum_k = sum_q = 0;
-    for (int i = 0; i < kWarps; ++i) {
-      sum_k += of_k[i][lane];
-      sum_q += of_q[i][lane];
-    }
-    if (!inside) {
-      continue;
-    }
-    const float decay = expf(x.g[n.token(b, t, h)]);
-    const float u = x.beta[n.token(b, t, h)] * (x.v(b, t, h)[c] - decay * sum_k);
-    if (warp == 0) {
-      x.o(b, t, h)[c] = fmaf(qk, u, decay * sum_q);
-    }
-    for (int64_t d = warp; d < n.dk; d += kWarps) {
-      s[d * n.dv] = fmaf(key[d] * rk, u, decay * s[d * n.dv]);
-    }
-  }
-}
-
-double query_scale(const Sizes& n) {
-  return 1 / std::sqrt(static_cast<double>(n.dk));
-}
-
 // The parts of forward's workspace.
 struct Plan {
   bool few;
@@ -239,7 +157,7 @@ struct Plan {
   Plan(const Sizes& n, const OpArgs& args, bool shared, void* base) : few(n.length < kFewTokens) {
     Parts parts{static_cast<char*>(base)};
     if (few) {
-      scratch = parts.take(args.state[0] ? 0 : n.batch * n.value_heads * n.matrix());
+      scratch = parts.take(token_scratch(args));
     } else {
       prepared = prepared_parts(n, &parts);
       scratch = parts.take(shared ? 0 : n.batch * n.value_heads * n.tiles * walk_size(n));
@@ -289,8 +207,12 @@ void prepare(const OpArgs& args, const Sizes& n, const Prepared& to) {
   }
 }
 
+double query_scale(const DeltaSizes& n) {
+  return 1 / std::sqrt(static_cast<double>(n.dk));
+}
+
 bool allow_shared(const void* kernel, size_t bytes) {
-  constexpr size_t kStatic = 2048;  // more than any of the kernels has beside it
+  constexpr size_t kStatic = 4096;  // more than any of the kernels has beside it
   int device = 0, most = 0;
   check_cuda(cudaGetDevice(&device), "delta_rule");
   check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
@@ -308,24 +230,24 @@ bool allow_shared(const void* kernel, size_t bytes) {
 
 void delta_rule_forward_cuda(const OpArgs& args) {
   using namespace delta_cuda;
+  if (args.in[0].dtype == DType::kBF16) {
+    return delta_rule_forward_bf16(args);
+  }
   const Sizes n(args);
   if (n.empty()) {
     return;
   }
   const bool shared = walk_is_shared(n);
   const Plan plan(n, args, shared, args.workspace);
+  if (plan.few) {
+    forward_tokens(args, plan.scratch);
+    return;
+  }
   const ForwardArgs x = {
       plan.prepared.qk,           plan.prepared.dots,         Heads(args.in[2]),
       Heads(args.out[0]),         args.in[3].ptr<float>(),    args.in[4].ptr<float>(),
       args.state[0].ptr<float>(), args.saved[0].ptr<float>(), plan.scratch};
   const int64_t heads = n.batch * n.value_heads;
-  if (plan.few) {
-    const int64_t strips = ceil_div(n.dv, 32);
-    token_kernel<<<static_cast<unsigned>(heads * strips), kThreads, 0, this_stream()>>>(
-        Heads(args.in[0]), Heads(args.in[1]), x, n, query_scale(n), strips);
-    check_launch("delta_rule tokens");
-    return;
-  }
   prepare(args, n, plan.prepared);
   const auto blocks = static_cast<unsigned>(heads * n.tiles);
   const int64_t size = walk_size(n);
@@ -341,6 +263,9 @@ void delta_rule_forward_cuda(const OpArgs& args) {
 
 size_t delta_rule_workspace_cuda(const OpArgs& args, bool backward) {
   using namespace delta_cuda;
+  if (args.in[0].dtype == DType::kBF16) {
+    return delta_rule_workspace_bf16(args, backward);
+  }
   const Sizes n(args);
   if (n.empty()) {
     return 0;

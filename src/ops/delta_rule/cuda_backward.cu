@@ -1,8 +1,7 @@
-// Backward. README.md derives the formulas; names follow it. Only dS goes from chunk to chunk
-// (cuda_walk_back.cu); with dS1 and dR of every chunk at hand, all else is done for all chunks at
-// once.
+// Backward in float. README.md derives the formulas; names follow it. Only dS goes from chunk to
+// chunk (cuda_walk_back.cu); with dS1 and dR of every chunk at hand, all else is done for all
+// chunks at once.
 #include <algorithm>
-#include <cmath>
 
 #include "ops/delta_rule/chunk.cuh"
 
@@ -362,6 +361,9 @@ size_t backward_bytes(const Sizes& n) {
 
 void delta_rule_backward_cuda(const OpArgs& args) {
   using namespace delta_cuda;
+  if (args.in[0].dtype == DType::kBF16) {
+    return delta_rule_backward_bf16(args);
+  }
   const Sizes n(args);
   if (n.empty()) {
     return;
@@ -385,7 +387,7 @@ void delta_rule_backward_cuda(const OpArgs& args) {
                  args.din[3].ptr<float>(),
                  args.din[4].ptr<float>(),
                  {},
-                 static_cast<float>(1 / std::sqrt(static_cast<double>(n.dk))),
+                 static_cast<float>(query_scale(n)),
                  plan.scratch};
   for (int i = 0; i < 5; ++i) {
     x.add[i] = args.accumulate[i];

@@ -3,6 +3,23 @@
 #include "ops/delta_rule/reference.h"
 
 namespace fwpkm {
+namespace {
+
+// S at the start of every chunk. The kernels in bf16 keep it as they multiply with it: rounded,
+// transposed and filled up with zeros.
+Tensor make_states(Run& run, int64_t batch, int64_t length, int64_t heads, int64_t dk, int64_t dv) {
+  const DType real = run.device().real;
+  const char* name = "delta_rule.states";
+  const int64_t chunks = (length + delta_chunk(real) - 1) / delta_chunk(real);
+  if (real != DType::kBF16) {
+    return run.make_saved(name, {batch, heads, chunks, dk, dv});
+  }
+  return run.recording()
+             ? run.make(name, {batch, heads, chunks, delta_padded(dv), delta_padded(dk)}, real)
+             : Tensor();
+}
+
+}  // namespace
 
 const Op kDeltaRule = {
     .name = "delta_rule",
@@ -37,10 +54,9 @@ Tensor delta_rule(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, c
   require(!state || (state.shape() == matrices && state.view().contiguous()), tag,
           "the state must be contiguous {}, not {}", matrices.str(),
           state ? state.shape().str() : "");
-  const int64_t chunks = (length + kDeltaChunk - 1) / kDeltaChunk;
   Tensor o = run.make("delta_rule.o", {batch, length, heads, dv});
-  run.call(kDeltaRule, {q, k, v, g, beta}, {o},
-           {run.make_saved("delta_rule.states", {batch, heads, chunks, dk, dv})}, {}, {state});
+  run.call(kDeltaRule, {q, k, v, g, beta}, {o}, {make_states(run, batch, length, heads, dk, dv)},
+           {}, {state});
   return o;
 }
 

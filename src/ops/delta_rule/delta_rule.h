@@ -13,7 +13,18 @@ namespace fwpkm {
 // Tokens that are worked on at once. The state at the start of every chunk is saved for backward.
 // A power of two from 16 on; README.md says why it is 32.
 inline constexpr int64_t kDeltaChunk = 32;
+// The same for the kernels in bf16 (tensor.cuh); 32 or 64.
+inline constexpr int64_t kDeltaTensorChunk = 64;
 inline constexpr double kDeltaEps = 1e-6;
+
+inline int64_t delta_chunk(DType real) {
+  return real == DType::kBF16 ? kDeltaTensorChunk : kDeltaChunk;
+}
+// Heads of the kernels in bf16 are filled up with zeros to whole tiles: 64 or 128 numbers.
+inline constexpr int64_t kDeltaTensorWidth = 64;
+inline int64_t delta_padded(int64_t width) {
+  return (width + kDeltaTensorWidth - 1) / kDeltaTensorWidth * kDeltaTensorWidth;
+}
 
 // q, k [B, T, Hk, dk] and v [B, T, Hv, dv] may be strided (last stride 1), so that they can be
 // parts of one tensor; g [B, T, Hv] (log of the decay, <= 0) and beta [B, T, Hv] (in 0..1) are
@@ -28,7 +39,7 @@ Tensor delta_rule(Run& run, const Tensor& q, const Tensor& k, const Tensor& v, c
 struct DeltaSizes {
   int64_t batch, length, key_heads, value_heads, dk, dv;
   int64_t group;   // value heads per key head
-  int64_t chunks;  // of kDeltaChunk tokens, the last one may be shorter
+  int64_t chunks;  // of delta_chunk tokens, the last one may be shorter
 
   explicit DeltaSizes(const OpArgs& args)
       : batch(args.in[0].dim(0)),
@@ -38,13 +49,13 @@ struct DeltaSizes {
         dk(args.in[0].dim(3)),
         dv(args.in[2].dim(3)),
         group(value_heads / key_heads),
-        chunks((length + kDeltaChunk - 1) / kDeltaChunk) {}
+        chunks((length + delta_chunk(args.in[0].dtype) - 1) / delta_chunk(args.in[0].dtype)) {}
 
   int64_t matrix() const { return dk * dv; }
   // Offset of (b, t, value head h) in g, beta and their gradients.
   int64_t at(int64_t b, int64_t t, int64_t h) const { return (b * length + t) * value_heads + h; }
   // Offset of a matrix in `state`, and of a chunk's start in the saved states
-  // [B, Hv, chunks, dk, dv].
+  // [B, Hv, chunks, dk, dv]. In bf16 these are made otherwise (tensor.cuh).
   int64_t state_at(int64_t b, int64_t h) const { return (b * value_heads + h) * matrix(); }
   int64_t saved_at(int64_t b, int64_t h, int64_t chunk) const {
     return ((b * value_heads + h) * chunks + chunk) * matrix();

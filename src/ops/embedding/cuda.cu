@@ -1,68 +1,83 @@
-// Backward without atomics: a block for each token of the vocabulary that occurs finds all its
-// places in order. Tokens are sorted by id first, places in order within an id.
-#include <cub/device/device_radix_sort.cuh>
-
-#include "ops/common/device.cuh"
+// A warp for each row; backward as row_sums.cuh says.
+#include "ops/common/row_sums.cuh"
 #include "ops/embedding/embedding.h"
 
 namespace fwpkm {
 namespace {
 
-__global__ void forward_kernel(const int32_t* ids, const float* table, float* y, int64_t tokens,
-                               int64_t width) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < tokens * width;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    y[i] = table[ids[i / width] * width + i % width];
-  }
-}
+constexpr int kThreads = 256;
 
-__global__ void number_kernel(int32_t* places, int64_t tokens) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < tokens;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    places[i] = static_cast<int32_t>(i);
-  }
-}
-
-// A block for each place in the sorted list; those that begin an id add up its rows.
-__global__ void backward_kernel(const int32_t* ids, const int32_t* places, const float* dy,
-                                float* dtable, int64_t tokens, int64_t width) {
-  const int64_t at = blockIdx.x;
-  const int32_t id = ids[at];
-  if (at > 0 && ids[at - 1] == id) {
+// Rows of whole units, each of one or more numbers: they are only copied.
+template <typename Unit>
+__global__ void forward_kernel(const int32_t* ids, const Unit* table, Unit* y, int64_t tokens,
+                               int64_t units) {
+  constexpr int kBatch = 4;
+  const int64_t token = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
+  if (token >= tokens) {
     return;
   }
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    float sum = dtable[id * width + i];
-    for (int64_t j = at; j < tokens && ids[j] == id; ++j) {
-      sum += dy[places[j] * width + i];
+  const Unit* from = table + ids[token] * units;
+  Unit* to = y + token * units;
+  for (int64_t first = threadIdx.x % 32; first < units; first += 32 * kBatch) {
+    Unit held[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + 32 * i < units) {
+        held[i] = from[first + 32 * i];
+      }
     }
-    dtable[id * width + i] = sum;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + 32 * i < units) {
+        to[first + 32 * i] = held[i];
+      }
+    }
   }
 }
 
-// Parts of the workspace, each 256 bytes aligned.
-struct Plan {
-  size_t list, sort, total;
+template <typename Unit>
+void copy_rows(const View& ids, const View& table, const View& y) {
+  const int64_t tokens = ids.size();
+  const auto bytes = table.dim(1) * static_cast<int64_t>(dtype_size(table.dtype));
+  forward_kernel<<<static_cast<unsigned>(ceil_div(tokens, kThreads / 32)), kThreads, 0,
+                   this_stream()>>>(ids.ptr<int32_t>(), static_cast<const Unit*>(table.data),
+                                    static_cast<Unit*>(y.data), tokens,
+                                    bytes / static_cast<int64_t>(sizeof(Unit)));
+  check_launch("embedding");
+}
 
-  explicit Plan(int64_t tokens) {
-    list = (static_cast<size_t>(tokens) * sizeof(int32_t) + 255) / 256 * 256;
-    sort = 0;
-    check_cuda(cub::DeviceRadixSort::SortPairs(
-                   nullptr, sort, static_cast<const int32_t*>(nullptr),
-                   static_cast<int32_t*>(nullptr), static_cast<const int32_t*>(nullptr),
-                   static_cast<int32_t*>(nullptr), static_cast<int>(tokens)),
-               "embedding");
-    total = 3 * list + sort;
+template <typename T>
+void backward(const OpArgs& args, const RowSums& sums) {
+  const View &dy = args.dout[0], &dtable = args.din[1];
+  const RowTerms<T> terms = {.rows = dy.ptr<T>(),
+                             .row_at = FastRows(dy),
+                             .sharing = FastDivisor(1),
+                             .weights = nullptr,
+                             .to = dtable.ptr<float>()};
+  if (in_runs_of(4, {dy, dtable})) {
+    add_rows<4, 2, false>(sums, terms, "embedding backward");
+  } else {
+    add_rows<1, 2, false>(sums, terms, "embedding backward");
   }
-};
+}
 
 }  // namespace
 
 void embedding_forward_cuda(const OpArgs& args) {
-  const int64_t tokens = args.in[0].size(), width = args.in[1].dim(1);
-  forward_kernel<<<blocks_for(tokens * width, 256), 256, 0, this_stream()>>>(
-      args.in[0].ptr<int32_t>(), args.in[1].ptr<float>(), args.out[0].ptr<float>(), tokens, width);
-  check_launch("embedding");
+  const View &ids = args.in[0], &table = args.in[1], &y = args.out[0];
+  if (y.size() == 0) {
+    return;
+  }
+  require(table.dtype == y.dtype, "embedding", "the table holds {}, but {} is asked for",
+          dtype_name(table.dtype), dtype_name(y.dtype));
+  const auto size = static_cast<int64_t>(dtype_size(y.dtype));
+  if (in_runs_of(16 / size, {table, y})) {
+    copy_rows<uint4>(ids, table, y);
+  } else if (size == 4) {
+    copy_rows<uint32_t>(ids, table, y);
+  } else {
+    copy_rows<uint16_t>(ids, table, y);
+  }
 }
 
 void embedding_backward_cuda(const OpArgs& args) {
@@ -72,29 +87,23 @@ void embedding_backward_cuda(const OpArgs& args) {
   if (!args.accumulate[1]) {
     fill_zero(args.din[1]);
   }
-  const int64_t tokens = args.in[0].size(), width = args.in[1].dim(1);
-  if (tokens == 0) {
+  const View &ids = args.in[0], &table = args.in[1];
+  if (ids.size() == 0 || table.size() == 0) {
     return;
   }
-  Plan plan(tokens);
-  auto* at = static_cast<char*>(args.workspace);
-  auto* places = reinterpret_cast<int32_t*>(at);
-  auto* sorted_ids = reinterpret_cast<int32_t*>(at + plan.list);
-  auto* sorted_places = reinterpret_cast<int32_t*>(at + 2 * plan.list);
-  number_kernel<<<blocks_for(tokens, 256), 256, 0, this_stream()>>>(places, tokens);
-  check_launch("embedding places");
-  check_cuda(cub::DeviceRadixSort::SortPairs(
-                 at + 3 * plan.list, plan.sort, args.in[0].ptr<int32_t>(), sorted_ids, places,
-                 sorted_places, static_cast<int>(tokens), 0, 32, this_stream()),
-             "embedding sort");
-  backward_kernel<<<static_cast<unsigned>(tokens), 128, 0, this_stream()>>>(
-      sorted_ids, sorted_places, args.dout[0].ptr<float>(), args.din[1].ptr<float>(), tokens,
-      width);
-  check_launch("embedding backward");
+  Carver carver(args.workspace);
+  const RowSums sums(ids.size(), table.dim(1), carver);
+  sort_places(sums, ids.ptr<int32_t>(), table.dim(0), "embedding sort");
+  with_real(args.dout[0], [&]<typename T>(T*) { backward<T>(args, sums); });
 }
 
 size_t embedding_workspace_cuda(const OpArgs& args, bool backward) {
-  return backward && args.in[0].size() > 0 ? Plan(args.in[0].size()).total : 0;
+  if (!backward) {
+    return 0;
+  }
+  Carver carver(nullptr);
+  const RowSums sums(args.in[0].shape.size(), args.in[1].dim(1), carver);
+  return carver.used();
 }
 
 }  // namespace fwpkm

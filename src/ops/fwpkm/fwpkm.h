@@ -68,6 +68,9 @@ std::vector<struct Case> fwpkm_cases();
 void fwpkm_forward_cpu(const OpArgs& args);
 void fwpkm_backward_cpu(const OpArgs& args);
 size_t fwpkm_workspace_cpu(const OpArgs& args, bool backward);
+void fwpkm_forward_cuda(const OpArgs& args);
+void fwpkm_backward_cuda(const OpArgs& args);
+size_t fwpkm_workspace_cuda(const OpArgs& args, bool backward);
 
 // Places of tensors in a call.
 struct FwpkmIn {

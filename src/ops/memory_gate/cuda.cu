@@ -10,10 +10,11 @@ constexpr int kLanes = 8;  // to a row
 constexpr int kBlockRows = kThreads / kLanes;
 
 // The mean of a row, for all of its lanes. All lanes of a warp must call this.
-__device__ float mean_of(const float* x, int lane, int64_t width) {
+template <typename T>
+__device__ float mean_of(const T* x, int lane, int64_t width) {
   float sum = 0;
   for (int64_t i = lane; i < width; i += kLanes) {
-    sum += x[i];
+    sum += to_float(x[i]);
   }
   for (int step = kLanes / 2; step > 0; step /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, step);
@@ -25,9 +26,10 @@ __device__ float sigmoid(float x) {
   return 1 / (1 + expf(-x));
 }
 
-__global__ void forward_kernel(const float* x, DeviceRows x_rows, float* g, int64_t rows,
+template <typename T>
+__global__ void forward_kernel(const T* x, FastRows x_rows, float* g, uint32_t rows,
                                int64_t width) {
-  const int64_t row = blockIdx.x * int64_t{kBlockRows} + threadIdx.x / kLanes;
+  const uint32_t row = blockIdx.x * kBlockRows + threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
   // Lanes past the end compute the last row again.
   const float mean = mean_of(x + x_rows[min(row, rows - 1)], lane, width);
@@ -36,9 +38,10 @@ __global__ void forward_kernel(const float* x, DeviceRows x_rows, float* g, int6
   }
 }
 
-__global__ void backward_kernel(const float* x, DeviceRows x_rows, const float* dg, float* dx,
-                                DeviceRows dx_rows, int64_t rows, int64_t width, bool accumulate) {
-  const int64_t row = blockIdx.x * int64_t{kBlockRows} + threadIdx.x / kLanes;
+template <typename T>
+__global__ void backward_kernel(const T* x, FastRows x_rows, const float* dg, T* dx,
+                                FastRows dx_rows, uint32_t rows, int64_t width, bool accumulate) {
+  const uint32_t row = blockIdx.x * kBlockRows + threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
   const float mean = mean_of(x + x_rows[min(row, rows - 1)], lane, width);
   if (row >= rows) {
@@ -46,35 +49,47 @@ __global__ void backward_kernel(const float* x, DeviceRows x_rows, const float* 
   }
   // g (1 - g) as sigmoid(m) sigmoid(-m): 1 - g has few digits where g is close to 1.
   const float each = dg[row] * (sigmoid(mean) * sigmoid(-mean)) / static_cast<float>(width);
-  float* to = dx + dx_rows[row];
+  T* to = dx + dx_rows[row];
   for (int64_t i = lane; i < width; i += kLanes) {
     put(to + i, each, accumulate);
   }
 }
 
-}  // namespace
+unsigned blocks_of(int64_t rows) {
+  require(rows < int64_t{1} << 31, "memory_gate", "{} rows are too many", rows);
+  return static_cast<unsigned>(ceil_div(rows, kBlockRows));
+}
 
-void memory_gate_forward_cuda(const OpArgs& args) {
-  const DeviceRows rows(args.in[0]);
-  if (rows.count == 0) {
-    return;
-  }
-  forward_kernel<<<static_cast<unsigned>(ceil_div(rows.count, kBlockRows)), kThreads, 0,
-                   this_stream()>>>(args.in[0].ptr<float>(), rows, args.out[0].ptr<float>(),
-                                    rows.count, args.in[0].dim(-1));
+template <typename T>
+void forward(const OpArgs& args) {
+  const View& x = args.in[0];
+  forward_kernel<<<blocks_of(x.rows()), kThreads, 0, this_stream()>>>(
+      x.ptr<T>(), FastRows(x), args.out[0].ptr<float>(), static_cast<uint32_t>(x.rows()),
+      x.dim(-1));
   check_launch("memory_gate");
 }
 
-void memory_gate_backward_cuda(const OpArgs& args) {
-  const DeviceRows rows(args.in[0]);
-  if (!args.din[0] || rows.count == 0) {
-    return;
-  }
-  backward_kernel<<<static_cast<unsigned>(ceil_div(rows.count, kBlockRows)), kThreads, 0,
-                    this_stream()>>>(args.in[0].ptr<float>(), rows, args.dout[0].ptr<float>(),
-                                     args.din[0].ptr<float>(), DeviceRows(args.din[0]), rows.count,
-                                     args.in[0].dim(-1), args.accumulate[0]);
+template <typename T>
+void backward(const OpArgs& args) {
+  const View &x = args.in[0], &dx = args.din[0];
+  backward_kernel<<<blocks_of(x.rows()), kThreads, 0, this_stream()>>>(
+      x.ptr<T>(), FastRows(x), args.dout[0].ptr<float>(), dx.ptr<T>(), FastRows(dx),
+      static_cast<uint32_t>(x.rows()), x.dim(-1), args.accumulate[0]);
   check_launch("memory_gate backward");
+}
+
+}  // namespace
+
+void memory_gate_forward_cuda(const OpArgs& args) {
+  if (args.in[0].size() > 0) {
+    with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args); });
+  }
+}
+
+void memory_gate_backward_cuda(const OpArgs& args) {
+  if (args.din[0].size() > 0) {
+    with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args); });
+  }
 }
 
 }  // namespace fwpkm

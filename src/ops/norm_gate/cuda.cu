@@ -1,181 +1,167 @@
-// Gated RMSNorm on a GPU: a warp for each row; the weight's gradient in groups of rows, then over
-// the groups.
-#include "ops/common/device.cuh"
+// Gated RMSNorm on a GPU: a few lanes for each row, or a warp; the weight's gradient is summed in
+// the same pass.
+#include <type_traits>
+
+#include "ops/common/rows.cuh"
 #include "ops/norm_gate/norm_gate.h"
 
 namespace fwpkm {
 namespace {
 
-constexpr int kWarps = 8;  // of a block
-constexpr int kThreads = 32 * kWarps;
-constexpr int64_t kGroupRows = 256;  // of the weight's gradient
-
-int64_t groups_of(int64_t rows) {
-  return ceil_div(rows, kGroupRows);
-}
-
-__device__ double warp_sum_double(double x) {
-  for (int step = 16; step > 0; step /= 2) {
-    x += __shfl_xor_sync(0xffffffffu, x, step);
-  }
-  return x;
-}
-
-__global__ void forward_kernel(const float* x, DeviceRows x_rows, const float* w, const float* z,
-                               DeviceRows z_rows, float* y, DeviceRows y_rows, float* saved,
-                               int64_t width, double eps) {
-  const int64_t row = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
-  if (row >= x_rows.count) {
-    return;
-  }
-  const float* from = x + x_rows[row];
-  const float* gate = z + z_rows[row];
-  float* to = y + y_rows[row];
-  const int lane = threadIdx.x % 32;
-  double squares = 0;
-  for (int64_t i = lane; i < width; i += 32) {
-    squares += static_cast<double>(from[i]) * static_cast<double>(from[i]);
-  }
-  const double mean = warp_sum_double(squares) / static_cast<double>(width);
-  const auto r = static_cast<float>(1 / sqrt(mean + eps));
-  for (int64_t i = lane; i < width; i += 32) {
-    to[i] = from[i] * r * w[i] * (gate[i] / (1 + expf(-gate[i])));
-  }
-  if (saved != nullptr && lane == 0) {
-    saved[row] = r;
-  }
-}
-
-__global__ void input_kernel(const float* x, DeviceRows x_rows, const float* w, const float* z,
-                             DeviceRows z_rows, const float* dy, DeviceRows dy_rows,
-                             const float* saved, float* dx, DeviceRows dx_rows, bool add_x,
-                             float* dz, DeviceRows dz_rows, bool add_z, int64_t width) {
-  const int64_t row = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
-  if (row >= x_rows.count) {
-    return;
-  }
-  const float* from = x + x_rows[row];
-  const float* gate = z + z_rows[row];
-  const float* d = dy + dy_rows[row];
-  const float r = saved[row];
-  const int lane = threadIdx.x % 32;
-  float mean = 0;
-  for (int64_t i = lane; i < width; i += 32) {
-    const float s = 1 / (1 + expf(-gate[i])), xhat = from[i] * r;
-    mean += d[i] * gate[i] * s * w[i] * xhat;
-    if (dz != nullptr) {
-      put(dz + dz_rows[row] + i, d[i] * xhat * w[i] * s * (1 + gate[i] * (1 - s)), add_z);
+template <typename T, int kCount, int kHeld>
+__global__ void __launch_bounds__(kRowThreads)
+    forward_kernel(RowPlan plan, const T* x, FastRows x_rows, const float* w, const T* z,
+                   FastRows z_rows, T* y, FastRows y_rows, float* saved, float width, double eps) {
+  for_rows(plan, [&](uint32_t row, bool here) {
+    const LaneRuns<T, kCount, kHeld> values(plan, x + x_rows[row]), gates(plan, z + z_rows[row]);
+    using Sum = std::conditional_t<sizeof(T) == 2, float, double>;
+    Sum squares = 0;
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount];
+      values.get(j, at, value);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        squares += static_cast<Sum>(value[i]) * static_cast<Sum>(value[i]);
+      }
+    });
+    const Sum mean = lanes_sum(plan, squares) / static_cast<Sum>(width);
+    float r;
+    if constexpr (sizeof(T) == 2) {
+      r = rsqrtf(mean + static_cast<float>(eps));
+    } else {
+      r = static_cast<float>(1 / sqrt(mean + eps));
     }
-  }
-  if (dx == nullptr) {
+    if (!here) {
+      return;
+    }
+    T* to = y + y_rows[row];
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], gate[kCount], weight[kCount];
+      values.get(j, at, value);
+      gates.get(j, at, gate);
+      load_run(w + at, weight);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        value[i] = value[i] * r * weight[i] * gated<T>(gate[i], gate[i]);
+      }
+      store_run(to + at, value);
+    });
+    if (saved != nullptr && plan.lane() == 0) {
+      saved[row] = r;
+    }
+  });
+}
+
+// Null gradients are not wanted.
+template <typename T, int kCount, int kHeld>
+__global__ void __launch_bounds__(kRowThreads, kSumBlocks<T, kHeld>)
+    backward_kernel(RowPlan plan, const T* x, FastRows x_rows, const float* w, const T* z,
+                    FastRows z_rows, const T* dy, FastRows dy_rows, const float* saved, T* dx,
+                    FastRows dx_rows, bool add_x, T* dz, FastRows dz_rows, bool add_z,
+                    float* partial, float width) {
+  ColumnSums<kCount, kHeld> sums(plan, partial);
+  for_rows(plan, [&](uint32_t row, bool here) {
+    const LaneRuns<T, kCount, kHeld> values(plan, x + x_rows[row]), gates(plan, z + z_rows[row]),
+        grads(plan, dy + dy_rows[row]);
+    const float r = saved[row];
+    float mean = 0;
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], gate[kCount], d[kCount], weight[kCount], dw[kCount];
+      values.get(j, at, value);
+      gates.get(j, at, gate);
+      grads.get(j, at, d);
+      load_run(w + at, weight);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float s = gated<T>(1, gate[i]), xhat = value[i] * r;
+        mean += d[i] * gate[i] * s * weight[i] * value[i] * r;
+        dw[i] = d[i] * gate[i] * s * xhat;
+        d[i] = d[i] * xhat * weight[i] * s * (1 + gate[i] * (1 - s));
+      }
+      if (here) {
+        sums.add(j, at, dw);
+        if (dz != nullptr) {
+          put_run(dz + dz_rows[row] + at, d, add_z);
+        }
+      }
+    });
+    mean = lanes_sum(plan, mean) / width;
+    if (!here || dx == nullptr) {
+      return;
+    }
+    T* to = dx + dx_rows[row];
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], gate[kCount], d[kCount], weight[kCount];
+      values.get(j, at, value);
+      gates.get(j, at, gate);
+      grads.get(j, at, d);
+      load_run(w + at, weight);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float s = gated<T>(1, gate[i]);
+        // Rounded step by step as the plain code does: in short rows nearly everything cancels.
+        const float g = __fmul_rn(d[i] * gate[i] * s, weight[i]);
+        d[i] = __fmul_rn(r, g - __fmul_rn(value[i] * r, mean));
+      }
+      put_run(to + at, d, add_x);
+    });
+  });
+  sums.finish(plan);
+}
+
+template <typename T>
+void forward(const OpArgs& args) {
+  const View &x = args.in[0], &w = args.in[1], &z = args.in[2], &y = args.out[0];
+  const int64_t width = x.dim(-1);
+  if (x.size() == 0) {
     return;
   }
-  mean = warp_sum(mean) / static_cast<float>(width);
-  float* to = dx + dx_rows[row];
-  for (int64_t i = lane; i < width; i += 32) {
-    const float s = 1 / (1 + expf(-gate[i]));
-    put(to + i, r * (d[i] * gate[i] * s * w[i] - from[i] * r * mean), add_x);
-  }
+  with_runs<1>(width, in_runs_of(8, {x, w, z, y}),
+               [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+                 const RowPlan plan(x.rows(), width / kCount);
+                 forward_kernel<T, kCount, kHeld><<<plan.blocks(), kRowThreads, 0, this_stream()>>>(
+                     plan, x.ptr<T>(), FastRows(x), w.ptr<float>(), z.ptr<T>(), FastRows(z),
+                     y.ptr<T>(), FastRows(y), args.saved[0].ptr<float>(), static_cast<float>(width),
+                     args.attr<NormGateSettings>().eps);
+               });
+  check_launch("norm_gate");
 }
 
-// The sum over a block's warps of what each has for column `lane`; for the first warp.
-__device__ float sum_over_warps(float x) {
-  __shared__ float parts[kWarps][32];
-  parts[threadIdx.x / 32][threadIdx.x % 32] = x;
-  __syncthreads();
-  float sum = 0;
-  for (int i = 0; i < kWarps; ++i) {
-    sum += parts[i][threadIdx.x % 32];
-  }
-  return sum;
-}
-
-// A block for each group of rows and 32 columns: partial [groups, width].
-__global__ void weight_kernel(const float* x, DeviceRows x_rows, const float* z, DeviceRows z_rows,
-                              const float* dy, DeviceRows dy_rows, const float* saved,
-                              float* partial, int64_t width) {
-  const int64_t column = blockIdx.y * int64_t{32} + threadIdx.x % 32;
-  const int64_t begin = blockIdx.x * kGroupRows, end = min(x_rows.count, begin + kGroupRows);
-  float sum = 0;
-  for (int64_t row = begin + threadIdx.x / 32; row < end && column < width; row += kWarps) {
-    const float gate = z[z_rows[row] + column];
-    sum += dy[dy_rows[row] + column] * (gate / (1 + expf(-gate))) * x[x_rows[row] + column] *
-           saved[row];
-  }
-  sum = sum_over_warps(sum);
-  if (threadIdx.x < 32 && column < width) {
-    partial[blockIdx.x * width + column] = sum;
-  }
-}
-
-__global__ void groups_kernel(const float* partial, int64_t groups, int64_t width, float* dw,
-                              bool accumulate) {
-  const int64_t column = blockIdx.x * int64_t{32} + threadIdx.x % 32;
-  float sum = 0;
-  for (int64_t group = threadIdx.x / 32; group < groups && column < width; group += kWarps) {
-    sum += partial[group * width + column];
-  }
-  sum = sum_over_warps(sum);
-  if (threadIdx.x < 32 && column < width) {
-    put(dw + column, sum, accumulate);
-  }
-}
-
-unsigned row_blocks(int64_t rows) {
-  return static_cast<unsigned>(ceil_div(rows, kWarps));
+template <typename T>
+void backward(const OpArgs& args) {
+  const View &x = args.in[0], &w = args.in[1], &z = args.in[2], &dy = args.dout[0];
+  const View &dx = args.din[0], &dz = args.din[2];
+  const int64_t width = x.dim(-1);
+  auto* partial = args.din[1] ? static_cast<float*>(args.workspace) : nullptr;
+  with_runs<1>(width, in_runs_of(8, {x, w, z, dy, dx, dz}),
+               [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+                 const RowPlan plan(x.rows(), width / kCount);
+                 const auto parts = ColumnParts::of<T, kHeld>(plan);
+                 if (x.size() > 0) {
+                   backward_kernel<T, kCount, kHeld>
+                       <<<parts.blocks, kRowThreads, 0, this_stream()>>>(
+                           plan, x.ptr<T>(), FastRows(x), w.ptr<float>(), z.ptr<T>(), FastRows(z),
+                           dy.ptr<T>(), FastRows(dy), args.saved[0].ptr<float>(), dx.ptr<T>(),
+                           FastRows(dx), args.accumulate[0], dz.ptr<T>(), FastRows(dz),
+                           args.accumulate[2], partial, static_cast<float>(width));
+                   check_launch("norm_gate backward");
+                 }
+                 add_column_sums(partial, parts, args.din[1], args.accumulate[1]);
+               });
 }
 
 }  // namespace
 
 void norm_gate_forward_cuda(const OpArgs& args) {
-  const DeviceRows rows(args.in[0]);
-  const int64_t width = args.in[0].dim(-1);
-  if (rows.count * width == 0) {
-    return;
-  }
-  forward_kernel<<<row_blocks(rows.count), kThreads, 0, this_stream()>>>(
-      args.in[0].ptr<float>(), rows, args.in[1].ptr<float>(), args.in[2].ptr<float>(),
-      DeviceRows(args.in[2]), args.out[0].ptr<float>(), DeviceRows(args.out[0]),
-      args.saved[0].ptr<float>(), width, args.attr<NormGateSettings>().eps);
-  check_launch("norm_gate");
+  with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args); });
 }
 
 void norm_gate_backward_cuda(const OpArgs& args) {
-  const View &x = args.in[0], &z = args.in[2], &dy = args.dout[0];
-  const int64_t width = x.dim(-1);
-  const DeviceRows x_rows(x), z_rows(z), dy_rows(dy);
-  if (width == 0) {
-    return;
-  }
-  if ((args.din[0] || args.din[2]) && x_rows.count > 0) {
-    input_kernel<<<row_blocks(x_rows.count), kThreads, 0, this_stream()>>>(
-        x.ptr<float>(), x_rows, args.in[1].ptr<float>(), z.ptr<float>(), z_rows, dy.ptr<float>(),
-        dy_rows, args.saved[0].ptr<float>(), args.din[0].ptr<float>(),
-        DeviceRows(args.din[0] ? args.din[0] : x), args.accumulate[0], args.din[2].ptr<float>(),
-        DeviceRows(args.din[2] ? args.din[2] : z), args.accumulate[2], width);
-    check_launch("norm_gate backward");
-  }
-  if (args.din[1]) {
-    const int64_t groups = groups_of(x_rows.count);
-    const auto columns = static_cast<unsigned>(ceil_div(width, 32));
-    auto* partial = static_cast<float*>(args.workspace);
-    if (groups > 0) {
-      weight_kernel<<<dim3(static_cast<unsigned>(groups), columns), kThreads, 0, this_stream()>>>(
-          x.ptr<float>(), x_rows, z.ptr<float>(), z_rows, dy.ptr<float>(), dy_rows,
-          args.saved[0].ptr<float>(), partial, width);
-      check_launch("norm_gate weight");
-    }
-    groups_kernel<<<columns, kThreads, 0, this_stream()>>>(
-        partial, groups, width, args.din[1].ptr<float>(), args.accumulate[1]);
-    check_launch("norm_gate weight sum");
-  }
+  with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args); });
 }
 
 size_t norm_gate_workspace_cuda(const OpArgs& args, bool backward) {
-  return backward && args.din[1]
-             ? static_cast<size_t>(groups_of(args.in[0].rows()) * args.in[0].dim(-1)) *
-                   sizeof(float)
-             : 0;
+  return backward && args.din[1] ? column_sums_bytes(args.in[0].rows(), args.in[0].dim(-1)) : 0;
 }
 
 }  // namespace fwpkm

@@ -1,7 +1,8 @@
-// The selections of memory/topk.h on a GPU, a warp for each: first the k-th best value, bit by bit
-// from the highest, by counting how many reach it; then what is above it, and of those equal to it
-// the ones with the lowest ids; then a rank for each. In the same order as on the CPU: the higher
-// score first, of equal scores the lower id, and what is not a number last.
+// The selections of memory/topk.h on a GPU, a warp for each: first the k-th best value (or one that
+// divides the k best from the others just as well), bit by bit from the highest, by counting how
+// many reach it; then what is above it, and of those equal to it the ones with the lowest ids; then
+// a rank for each. In the same order as on the CPU: the higher score first, of equal scores the
+// lower id, and what is not a number last.
 #pragma once
 
 #include <cmath>
@@ -65,16 +66,29 @@ struct WarpList {
 };
 
 // The k-th largest order of those that for_each(fn) calls fn(order, ..) with, in all lanes
-// together. Orders 0 do not count; the result is 0 where there are fewer than k others.
+// together. Orders 0 do not count; the result is 0 where there are fewer than k others. With
+// `any_between`, any number that exactly k orders reach will do.
 template <typename ForEach>
-__device__ inline uint32_t kth_largest(int64_t k, ForEach&& for_each) {
-  uint32_t found = 0;
-  for (int bit = 31; bit >= 0; --bit) {
+__device__ inline uint32_t kth_largest(int64_t k, ForEach&& for_each, bool any_between = false) {
+  uint32_t own = 0;
+  for_each([&](uint32_t order, auto...) { own = order > own ? order : own; });
+  // It is not below the lowest of k lanes' largest ones. Bits in which that and the largest of all
+  // agree are the same in everything between them.
+  const uint32_t most = __reduce_max_sync(kWholeWarp, own);
+  const bool enough = __popc(__ballot_sync(kWholeWarp, own > 0)) >= k;
+  const uint32_t lowest = __reduce_min_sync(kWholeWarp, own > 0 ? own : 0xffffffffu);
+  const int bits = 32 - __clz(static_cast<int>(most ^ (enough ? lowest : 0)));
+  uint32_t found = bits == 32 ? 0 : most >> bits << bits;
+  for (int bit = bits - 1; bit >= 0; --bit) {
     const uint32_t tried = found | 1u << bit;
     int reach = 0;
     for_each([&](uint32_t order, auto...) { reach += order >= tried ? 1 : 0; });
-    if (__reduce_add_sync(kWholeWarp, reach) >= k) {
+    reach = __reduce_add_sync(kWholeWarp, reach);
+    if (reach >= k) {
       found = tried;
+    }
+    if (any_between && reach == k) {
+      break;
     }
   }
   return found;
@@ -108,7 +122,7 @@ __device__ inline void warp_top_k(const float* scores, int64_t n, int64_t k, flo
       }
     }
   };
-  const uint32_t kth = kth_largest(k, for_each);
+  const uint32_t kth = kth_largest(k, for_each, true);
   int above = 0;
   for_each([&](uint32_t order, int64_t) { above += order > kth ? 1 : 0; });
   const int64_t wanted = k - __reduce_add_sync(kWholeWarp, above);  // of those equal to the k-th
@@ -161,7 +175,9 @@ __device__ inline void warp_product_top_k(const float* a, const int32_t* a_ids, 
   const auto slot_of = [&](int64_t i, int64_t j) {
     return static_cast<int32_t>(a_ids[i] * n + b_ids[j]);
   };
-  const uint32_t kth = kth_largest(k, [&](auto&& fn) { for_each(true, fn); });
+  // Below the k-th value, sums outside the corner may come before those inside.
+  const uint32_t kth = kth_largest(
+      k, [&](auto&& fn) { for_each(true, fn); }, kHeld > 0);
   int above = 0, equal = 0;
   for_each(false, [&](uint32_t order, int64_t, int64_t, bool inside) {
     above += order > kth ? 1 : 0;

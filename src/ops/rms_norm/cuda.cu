@@ -1,108 +1,145 @@
-// RMSNorm on a GPU: a block for each row; the weight's gradient in groups of rows, then group by
-// group.
-#include "ops/common/device.cuh"
+// RMSNorm on a GPU: a warp, or part of one, for each row, which it reads once; the weight's
+// gradient is summed in the same pass.
+#include "ops/common/rows.cuh"
 #include "ops/rms_norm/rms_norm.h"
 
 namespace fwpkm {
 namespace {
 
-constexpr int kThreads = 256;
-
-__global__ void forward_kernel(const float* x, DeviceRows x_rows, const float* w, float* y,
-                               float* saved, int64_t width, float eps, float offset) {
-  const int64_t row = blockIdx.x;
-  const float* from = x + x_rows[row];
-  float squares = 0;
-  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-    squares += from[i] * from[i];
-  }
-  const float r = 1 / sqrtf(block_sum<kThreads>(squares) / static_cast<float>(width) + eps);
-  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-    y[row * width + i] = from[i] * r * (offset + w[i]);
-  }
-  if (saved != nullptr && threadIdx.x == 0) {
-    saved[row] = r;
-  }
+template <typename T, int kCount, int kHeld>
+__global__ void __launch_bounds__(kRowThreads)
+    forward_kernel(RowPlan plan, const T* x, FastRows x_rows, const float* w, T* y, FastRows y_rows,
+                   float* saved, float width, float eps, float offset) {
+  for_rows(plan, [&](uint32_t row, bool here) {
+    const LaneRuns<T, kCount, kHeld> values(plan, x + x_rows[row]);
+    float squares = 0;
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount];
+      values.get(j, at, value);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        squares += value[i] * value[i];
+      }
+    });
+    const float r = inverse_root<T>(lanes_sum(plan, squares) / width + eps);
+    if (!here) {
+      return;
+    }
+    T* to = y + y_rows[row];
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], weight[kCount];
+      values.get(j, at, value);
+      load_run(w + at, weight);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        value[i] = value[i] * r * (offset + weight[i]);
+      }
+      store_run(to + at, value);
+    });
+    if (saved != nullptr && plan.lane() == 0) {
+      saved[row] = r;
+    }
+  });
 }
 
-__global__ void input_kernel(const float* x, DeviceRows x_rows, const float* w, const float* dy,
-                             DeviceRows dy_rows, const float* saved, float* dx, DeviceRows dx_rows,
-                             int64_t width, float offset, bool accumulate) {
-  const int64_t row = blockIdx.x;
-  const float* from = x + x_rows[row];
-  const float* d = dy + dy_rows[row];
-  const float r = saved[row];
-  float mean = 0;
-  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-    mean += d[i] * (offset + w[i]) * from[i] * r;
-  }
-  mean = block_sum<kThreads>(mean) / static_cast<float>(width);
-  float* to = dx + dx_rows[row];
-  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-    put(to + i, r * (d[i] * (offset + w[i]) - from[i] * r * mean), accumulate);
-  }
+// Null gradients are not wanted.
+template <typename T, int kCount, int kHeld>
+__global__ void __launch_bounds__(kRowThreads, kSumBlocks<T, kHeld>)
+    backward_kernel(RowPlan plan, const T* x, FastRows x_rows, const float* w, const T* dy,
+                    FastRows dy_rows, const float* saved, T* dx, FastRows dx_rows, float* partial,
+                    float width, float offset, bool accumulate) {
+  ColumnSums<kCount, kHeld> sums(plan, partial);
+  for_rows(plan, [&](uint32_t row, bool here) {
+    const LaneRuns<T, kCount, kHeld> values(plan, x + x_rows[row]), grads(plan, dy + dy_rows[row]);
+    const float r = saved[row];
+    float mean = 0;
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], d[kCount], weight[kCount];
+      values.get(j, at, value);
+      grads.get(j, at, d);
+      load_run(w + at, weight);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        mean += d[i] * (offset + weight[i]) * value[i] * r;
+      }
+    });
+    mean = lanes_sum(plan, mean) / width;
+    if (!here) {
+      return;
+    }
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], d[kCount], weight[kCount];
+      values.get(j, at, value);
+      grads.get(j, at, d);
+      load_run(w + at, weight);
+      float dw[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        dw[i] = d[i] * value[i] * r;
+        // Rounded step by step as the plain code does: in short rows nearly everything cancels.
+        const float g = __fmul_rn(d[i], offset + weight[i]);
+        d[i] = __fmul_rn(r, g - __fmul_rn(value[i] * r, mean));
+      }
+      sums.add(j, at, dw);
+      if (dx != nullptr) {
+        put_run(dx + dx_rows[row] + at, d, accumulate);
+      }
+    });
+  });
+  sums.finish(plan);
 }
 
-__global__ void weight_kernel(const float* x, DeviceRows x_rows, const float* dy,
-                              DeviceRows dy_rows, const float* saved, float* partial, int64_t rows,
-                              int64_t width) {
-  const int64_t column = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (column >= width) {
+template <typename T>
+void forward(const OpArgs& args) {
+  const auto settings = args.attr<RmsNormSettings>();
+  const View &x = args.in[0], &w = args.in[1], &y = args.out[0];
+  const int64_t width = x.dim(-1);
+  if (x.size() == 0) {
     return;
   }
-  const int64_t begin = blockIdx.y * kColumnRows;
-  float sum = 0;
-  for (int64_t row = begin; row < min(rows, begin + kColumnRows); ++row) {
-    sum += dy[dy_rows[row] + column] * x[x_rows[row] + column] * saved[row];
-  }
-  partial[blockIdx.y * width + column] = sum;
+  with_runs<3>(width, in_runs_of(8, {x, w, y}), [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+    const RowPlan plan(x.rows(), width / kCount);
+    forward_kernel<T, kCount, kHeld><<<plan.blocks(), kRowThreads, 0, this_stream()>>>(
+        plan, x.ptr<T>(), FastRows(x), w.ptr<float>(), y.ptr<T>(), FastRows(y),
+        args.saved[0].ptr<float>(), static_cast<float>(width), static_cast<float>(settings.eps),
+        static_cast<float>(settings.offset));
+  });
+  check_launch("rms_norm");
+}
+
+template <typename T>
+void backward(const OpArgs& args) {
+  const View &x = args.in[0], &w = args.in[1], &dy = args.dout[0], &dx = args.din[0];
+  const int64_t width = x.dim(-1);
+  auto* partial = args.din[1] ? static_cast<float*>(args.workspace) : nullptr;
+  with_runs<3>(
+      width, in_runs_of(8, {x, w, dy, dx}), [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+        const RowPlan plan(x.rows(), width / kCount);
+        const auto parts = ColumnParts::of<T, kHeld>(plan);
+        if (x.size() > 0) {
+          backward_kernel<T, kCount, kHeld><<<parts.blocks, kRowThreads, 0, this_stream()>>>(
+              plan, x.ptr<T>(), FastRows(x), w.ptr<float>(), dy.ptr<T>(), FastRows(dy),
+              args.saved[0].ptr<float>(), dx.ptr<T>(), FastRows(dx), partial,
+              static_cast<float>(width), static_cast<float>(args.attr<RmsNormSettings>().offset),
+              args.accumulate[0]);
+          check_launch("rms_norm backward");
+        }
+        add_column_sums(partial, parts, args.din[1], args.accumulate[1]);
+      });
 }
 
 }  // namespace
 
 void rms_norm_forward_cuda(const OpArgs& args) {
-  const auto settings = args.attr<RmsNormSettings>();
-  const DeviceRows rows(args.in[0]);
-  if (rows.count == 0) {
-    return;
-  }
-  forward_kernel<<<static_cast<unsigned>(rows.count), kThreads, 0, this_stream()>>>(
-      args.in[0].ptr<float>(), rows, args.in[1].ptr<float>(), args.out[0].ptr<float>(),
-      args.saved[0].ptr<float>(), args.in[0].dim(-1), static_cast<float>(settings.eps),
-      static_cast<float>(settings.offset));
-  check_launch("rms_norm");
+  with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args); });
 }
 
 void rms_norm_backward_cuda(const OpArgs& args) {
-  const auto settings = args.attr<RmsNormSettings>();
-  const DeviceRows rows(args.in[0]), dy_rows(args.dout[0]);
-  const int64_t width = args.in[0].dim(-1);
-  if (args.din[0] && rows.count > 0) {
-    input_kernel<<<static_cast<unsigned>(rows.count), kThreads, 0, this_stream()>>>(
-        args.in[0].ptr<float>(), rows, args.in[1].ptr<float>(), args.dout[0].ptr<float>(), dy_rows,
-        args.saved[0].ptr<float>(), args.din[0].ptr<float>(), DeviceRows(args.din[0]), width,
-        static_cast<float>(settings.offset), args.accumulate[0]);
-    check_launch("rms_norm backward");
-  }
-  if (args.din[1]) {
-    const int64_t groups = column_groups(rows.count);
-    auto* partial = static_cast<float*>(args.workspace);
-    weight_kernel<<<dim3(static_cast<unsigned>(ceil_div(width, 128)),
-                         static_cast<unsigned>(std::max<int64_t>(1, groups))),
-                    128, 0, this_stream()>>>(
-        args.in[0].ptr<float>(), rows, args.dout[0].ptr<float>(), dy_rows,
-        args.saved[0].ptr<float>(), partial, rows.count, width);
-    check_launch("rms_norm weight");
-    add_column_groups(partial, groups, width, args.din[1].ptr<float>(), args.accumulate[1]);
-  }
+  with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args); });
 }
 
 size_t rms_norm_workspace_cuda(const OpArgs& args, bool backward) {
-  return backward && args.din[1]
-             ? static_cast<size_t>(std::max<int64_t>(1, column_groups(args.in[0].rows())) *
-                                   args.in[0].dim(-1)) *
-                   sizeof(float)
-             : 0;
+  return backward && args.din[1] ? column_sums_bytes(args.in[0].rows(), args.in[0].dim(-1)) : 0;
 }
 
 }  // namespace fwpkm

@@ -1,55 +1,59 @@
-// A warp for each row: its lanes take pairs, then the features that are not turned.
-#include "ops/common/device.cuh"
+// A few lanes for each row, or a warp.
+#include "ops/norm_rope/turns.cuh"
 #include "ops/rope/rope.h"
 
 namespace fwpkm {
 namespace {
 
-constexpr int kThreads = 256;
-
-__global__ void turn_kernel(const float* x, DeviceRows x_rows, const float* cos, const float* sin,
-                            float* y, DeviceRows y_rows, int64_t tokens, int64_t heads,
-                            int64_t half, int64_t width, bool back, bool accumulate) {
-  const int lane = threadIdx.x % 32;
-  for (int64_t row = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32; row < x_rows.count;
-       row += int64_t{gridDim.x} * (kThreads / 32)) {
-    const float* from = x + x_rows[row];
-    float* to = y + y_rows[row];
-    const int64_t at = row / heads % tokens * half;
-    for (int64_t i = lane; i < half; i += 32) {
-      const float c = cos[at + i], s = back ? -sin[at + i] : sin[at + i];
-      const float a = from[i], b = from[i + half];
-      put(to + i, a * c - b * s, accumulate);
-      put(to + i + half, b * c + a * s, accumulate);
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kRowThreads)
+    turn_kernel(RowPlan plan, const T* x, FastRows x_rows, Turns turns, T* y, FastRows y_rows,
+                bool back, bool accumulate) {
+  for_rows(plan, [&](uint32_t row, bool here) {
+    if (!here) {
+      return;
     }
-    for (int64_t i = 2 * half + lane; i < width; i += 32) {
-      put(to + i, from[i], accumulate);
-    }
-  }
+    const T* from = x + x_rows[row];
+    T* to = y + y_rows[row];
+    const int64_t angles = turns.angles(row);
+    for_runs<kCount, 0>(plan, [&](int, uint32_t at) {
+      float value[kCount];
+      load_run(from + at, value);
+      turns.turn(angles, at, back, value, [&](uint32_t other_at, float(&other)[kCount]) {
+        load_run(from + other_at, other);
+      });
+      put_run(to + at, value, accumulate);
+    });
+  });
 }
 
+template <typename T>
 void turn(const OpArgs& args, const View& x, const View& y, bool back, bool accumulate) {
-  const DeviceRows rows(x);
-  const int64_t width = x.dim(3);
-  if (rows.count == 0 || width == 0) {
-    return;
-  }
-  turn_kernel<<<blocks_for(rows.count * 32, kThreads), kThreads, 0, this_stream()>>>(
-      x.ptr<float>(), rows, args.in[1].ptr<float>(), args.in[2].ptr<float>(), y.ptr<float>(),
-      DeviceRows(y), x.dim(1), x.dim(2), args.in[1] ? args.in[1].dim(1) : 0, width, back,
-      accumulate);
+  const View &cos = args.in[1], &sin = args.in[2];
+  with_runs<0>(x.dim(3), in_runs_of(8, {x, cos, sin, y}),
+               [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+                 const RowPlan plan(x.rows(), x.dim(3) / kCount);
+                 turn_kernel<T, kCount><<<plan.blocks(), kRowThreads, 0, this_stream()>>>(
+                     plan, x.ptr<T>(), FastRows(x), Turns(x, cos, sin), y.ptr<T>(), FastRows(y),
+                     back, accumulate);
+               });
   check_launch("rope");
 }
 
 }  // namespace
 
 void rope_forward_cuda(const OpArgs& args) {
-  turn(args, args.in[0], args.out[0], false, false);
+  if (args.in[0].size() > 0) {
+    with_real(args.in[0],
+              [&]<typename T>(T*) { turn<T>(args, args.in[0], args.out[0], false, false); });
+  }
 }
 
 void rope_backward_cuda(const OpArgs& args) {
-  if (args.din[0]) {
-    turn(args, args.dout[0], args.din[0], true, args.accumulate[0]);
+  if (args.din[0].size() > 0) {
+    with_real(args.in[0], [&]<typename T>(T*) {
+      turn<T>(args, args.dout[0], args.din[0], true, args.accumulate[0]);
+    });
   }
 }
 

@@ -21,7 +21,7 @@ Case conv_case(int64_t batch, int64_t time, int64_t heads, int64_t dk, int64_t d
     };
     Tensor tail;
     if (with_tail) {
-      tail = run.from_host("tail", in[2].shape(), to_host(in[2].view()));
+      tail = run.from_host("tail", in[2].shape(), to_host(in[2].view()), in[2].view().dtype);
     }
     const Tensor y =
         short_conv(run, part(0, dk), part(dk, 2 * dk), part(2 * dk, 2 * dk + dv), in[1], tail);

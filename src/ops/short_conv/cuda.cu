@@ -1,83 +1,20 @@
-// The short convolution on a GPU: a thread for each channel of a token. Sums before SiLU are in
-// double, since taps cancel. The weight's gradient is summed in groups of tokens, then group by
-// group.
-#include "ops/common/device.cuh"
-#include "ops/short_conv/short_conv.h"
+// The short convolution on a GPU. Four taps go as walk.cuh says. For any other number there are
+// plain kernels with a thread for each channel of a token. The weight's gradient is summed in
+// groups of tokens, then over groups, always in one order.
+#include "ops/short_conv/channels.cuh"
+#include "ops/short_conv/walk.cuh"
 
 namespace fwpkm {
 namespace {
 
-constexpr int kThreads = 128;
-
-// q, k and v, or their gradients, as one row of channels.
-struct Channels {
-  float* data[3];
-  int64_t strides[3][3];  // batch, time, head
-  int64_t width[3], end[3];
-  bool add[3] = {};
-
-  // Shapes are those of the inputs; the gradient that nobody wants has no data.
-  Channels(std::span<const View> views, std::span<const View> in) {
-    int64_t channels = 0;
-    for (int i = 0; i < 3; ++i) {
-      data[i] = views[i].ptr<float>();
-      width[i] = in[i].dim(3);
-      channels += in[i].dim(2) * width[i];
-      end[i] = channels;
-      for (int d = 0; d < 3; ++d) {
-        strides[i][d] = views[i].strides[d];
-      }
-    }
-  }
-  __device__ int part(int64_t c) const { return c < end[0] ? 0 : c < end[1] ? 1 : 2; }
-  // Channel c of a part at time 0, and how far the next token is.
-  __device__ float* start(int part, int64_t b, int64_t c) const {
-    const int64_t inside = c - (part == 0 ? 0 : end[part - 1]);
-    return data[part] + b * strides[part][0] + inside / width[part] * strides[part][2] +
-           inside % width[part];
-  }
-};
-
-struct Sizes {
-  int64_t batch, time, channels, taps;
-
-  explicit Sizes(const OpArgs& args)
-      : batch(args.out[0].dim(0)),
-        time(args.out[0].dim(1)),
-        channels(args.out[0].dim(2)),
-        taps(args.in[3].dim(2)) {}
-  __host__ __device__ int64_t tokens() const { return batch * time; }
-};
-
-// What reaches a channel: the inputs of these tokens and those before them.
-struct Past {
-  const float* x;     // at time 0
-  int64_t step;       // from token to token
-  const float* tail;  // at time -(K-1), rows of all channels; or null for zeros
-  int64_t channels, taps;
-
-  __device__ Past(const Channels& in, const float* tails, const Sizes& n, int64_t b, int64_t c)
-      : channels(n.channels), taps(n.taps) {
-    const int part = in.part(c);
-    x = in.start(part, b, c);
-    step = in.strides[part][1];
-    tail = tails == nullptr ? nullptr : tails + b * (taps - 1) * channels + c;
-  }
-  __device__ float operator[](int64_t t) const {
-    if (t >= 0) {
-      return x[t * step];
-    }
-    return tail == nullptr ? 0 : tail[(t + taps - 1) * channels];
-  }
-};
-
 // The sum before SiLU at time t, over inputs from `first` on; w are the channel's taps.
-__device__ float weighted_sum(const Past& past, const float* w, int64_t t, int64_t first) {
-  double sum = 0;
+template <typename T>
+__device__ float weighted_sum(const ConvPast<T>& past, const float* w, int64_t t, int64_t first) {
+  ConvSum<T> sum = 0;
   for (int64_t j = 0; j < past.taps; ++j) {
     const int64_t from = t - (past.taps - 1) + j;
     if (from >= first) {
-      sum += static_cast<double>(w[j]) * static_cast<double>(past[from]);
+      sum += static_cast<ConvSum<T>>(w[j]) * static_cast<ConvSum<T>>(past[from]);
     }
   }
   return static_cast<float>(sum);
@@ -88,47 +25,46 @@ __device__ int64_t first_seen(const int32_t* starts, int64_t token, int64_t taps
   return starts == nullptr ? -taps : starts[token];
 }
 
-__global__ void forward_kernel(Channels in, const float* w, const float* tail,
-                               const int32_t* starts, float* y, Sizes n) {
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
+template <typename T>
+__global__ void forward_kernel(ConvChannels<T> in, const float* w, const T* tail,
+                               const int32_t* starts, T* y, ConvSizes n) {
+  const int64_t c = blockIdx.y * int64_t{kConvThreads} + threadIdx.x, token = blockIdx.x;
   if (c >= n.channels) {
     return;
   }
-  const Past past(in, tail, n, token / n.time, c);
+  const ConvPast<T> past(in, tail, n, token / n.time, c);
   const float a =
       weighted_sum(past, w + c * n.taps, token % n.time, first_seen(starts, token, n.taps));
-  y[token * n.channels + c] = a / (1 + expf(-a));
+  y[token * n.channels + c] = from_float<T>(gated<T>(a, a));
 }
 
-// Moves the tail on, oldest first: sources are not overwritten yet.
-__global__ void tail_kernel(Channels in, float* tail, Sizes n) {
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, b = blockIdx.x;
-  if (c >= n.channels) {
-    return;
-  }
-  const Past past(in, tail, n, b, c);
-  for (int64_t j = 0; j < n.taps - 1; ++j) {
-    tail[(b * (n.taps - 1) + j) * n.channels + c] = past[n.time - (n.taps - 1) + j];
+template <typename T>
+__global__ void tail_kernel(ConvChannels<T> in, T* tail, ConvSizes n) {
+  const int64_t c = blockIdx.y * int64_t{kConvThreads} + threadIdx.x, b = blockIdx.x;
+  if (c < n.channels) {
+    move_tail<1>(ConvPast<T>(in, tail, n, b, c), tail + b * (n.taps - 1) * n.channels + c, n);
   }
 }
 
 // da, the gradient of the sums before SiLU: [tokens, channels].
-__global__ void sum_kernel(Channels in, const float* w, const float* tail, const int32_t* starts,
-                           const float* dy, float* da, Sizes n) {
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
+template <typename T>
+__global__ void sum_kernel(ConvChannels<T> in, const float* w, const T* tail, const int32_t* starts,
+                           const T* dy, float* da, ConvSizes n) {
+  const int64_t c = blockIdx.y * int64_t{kConvThreads} + threadIdx.x, token = blockIdx.x;
   if (c >= n.channels) {
     return;
   }
-  const Past past(in, tail, n, token / n.time, c);
+  const ConvPast<T> past(in, tail, n, token / n.time, c);
   const float a =
       weighted_sum(past, w + c * n.taps, token % n.time, first_seen(starts, token, n.taps));
-  const float s = 1 / (1 + expf(-a));
-  da[token * n.channels + c] = dy[token * n.channels + c] * s * (1 + a * (1 - s));
+  const float s = gated<T>(1, a);
+  da[token * n.channels + c] = to_float(dy[token * n.channels + c]) * s * (1 + a * (1 - s));
 }
 
-__global__ void input_kernel(Channels to, const float* w, const int32_t* starts, const float* da,
-                             Sizes n) {
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
+template <typename T>
+__global__ void input_kernel(ConvChannels<T> to, const float* w, const int32_t* starts,
+                             const float* da, ConvSizes n) {
+  const int64_t c = blockIdx.y * int64_t{kConvThreads} + threadIdx.x, token = blockIdx.x;
   if (c >= n.channels) {
     return;
   }
@@ -148,9 +84,10 @@ __global__ void input_kernel(Channels to, const float* w, const int32_t* starts,
 }
 
 // A thread for each weight and group of tokens: partial [groups, C K].
-__global__ void weight_kernel(Channels in, const float* tail, const int32_t* starts,
-                              const float* da, float* partial, Sizes n) {
-  const int64_t i = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+template <typename T>
+__global__ void weight_kernel(ConvChannels<T> in, const T* tail, const int32_t* starts,
+                              const float* da, float* partial, ConvSizes n) {
+  const int64_t i = blockIdx.y * int64_t{kConvThreads} + threadIdx.x;
   if (i >= n.channels * n.taps) {
     return;
   }
@@ -159,7 +96,7 @@ __global__ void weight_kernel(Channels in, const float* tail, const int32_t* sta
   float sum = 0;
   for (int64_t token = begin; token < end;) {
     const int64_t b = token / n.time, row_end = min(end, (b + 1) * n.time);
-    const Past past(in, tail, n, b, c);
+    const ConvPast<T> past(in, tail, n, b, c);
     for (; token < row_end; ++token) {
       const int64_t from = token - b * n.time - back;
       if (from >= first_seen(starts, token, n.taps)) {
@@ -170,69 +107,181 @@ __global__ void weight_kernel(Channels in, const float* tail, const int32_t* sta
   partial[blockIdx.x * n.channels * n.taps + i] = sum;
 }
 
+// The weight's gradient from partial [groups, weights]: warps take turns with the groups of 32
+// weights.
+constexpr int kSumThreads = 256;
+__global__ void add_groups_kernel(const float* partial, int64_t groups, int64_t weights, float* to,
+                                  bool add) {
+  __shared__ float sums[kSumThreads / 32][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t i = blockIdx.x * int64_t{32} + lane;
+  float sum = 0;
+  if (i < weights) {
+#pragma unroll 8
+    for (int64_t g = warp; g < groups; g += kSumThreads / 32) {
+      sum += partial[g * weights + i];
+    }
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && i < weights) {
+    for (int k = 1; k < kSumThreads / 32; ++k) {
+      sum += sums[k][lane];
+    }
+    put(to + i, sum, add);
+  }
+}
+
 dim3 grid_of(int64_t items, int64_t columns) {
-  return {static_cast<unsigned>(items), static_cast<unsigned>(ceil_div(columns, kThreads))};
+  return {static_cast<unsigned>(items), static_cast<unsigned>(ceil_div(columns, kConvThreads))};
+}
+
+bool walks_along(const ConvSizes& n) {
+  return n.taps == kWalkTaps;
+}
+
+// Short walks where there is little to do, so that there are enough of them.
+Walks forward_walks(const ConvSizes& n) {
+  constexpr int64_t kEnough = int64_t{1} << 24;
+  return Walks(n, n.tokens() * n.channels >= kEnough ? 32 : 8);
+}
+
+Walks backward_walks(const ConvSizes& n) {
+  return Walks(n, 32);
+}
+
+// Groups of tokens in which the weight's gradient is summed.
+int64_t weight_groups(const ConvSizes& n) {
+  constexpr int64_t kMost = 512;
+  return walks_along(n) ? std::min(kMost, ceil_div(backward_walks(n).count, kWalkWarps))
+                        : column_groups(n.tokens());
 }
 
 // Floats of da in the workspace, so that what follows is aligned to 256 bytes.
-int64_t da_size(const Sizes& n) {
-  return ceil_div(n.tokens() * n.channels, 64) * 64;
+int64_t da_size(const ConvSizes& n) {
+  return walks_along(n) ? 0 : ceil_div(n.tokens() * n.channels, 64) * 64;
 }
 
-}  // namespace
+// Calls fn with a constant: how many channels a thread takes.
+template <typename Fn>
+void with_run(bool in_runs, Fn&& fn) {
+  if (in_runs) {
+    fn(std::integral_constant<int, 4>());
+  } else {
+    fn(std::integral_constant<int, 1>());
+  }
+}
 
-void short_conv_forward_cuda(const OpArgs& args) {
-  const Sizes n(args);
-  const Channels in(args.in, args.in);
-  float* tail = args.state.empty() ? nullptr : args.state[0].ptr<float>();
-  if (tail != nullptr && args.saved[0] && args.state[0].size() > 0) {
-    check_cuda(cudaMemcpyAsync(args.saved[0].data, tail, static_cast<size_t>(args.state[0].bytes()),
+template <typename T>
+void forward(const OpArgs& args, const ConvSizes& n) {
+  const ConvChannels<T> in(args.in, args.in);
+  const float* w = args.in[3].ptr<float>();
+  const View tails = args.state.empty() ? View() : args.state[0];
+  T *tail = tails.ptr<T>(), *y = args.out[0].ptr<T>();
+  const int32_t* starts = args.in[4].ptr<int32_t>();
+  if (tails.size() > 0 && args.saved[0]) {
+    check_cuda(cudaMemcpyAsync(args.saved[0].ptr<T>(), tail, static_cast<size_t>(tails.bytes()),
                                cudaMemcpyDeviceToDevice, this_stream()),
                "short_conv tail");
   }
   if (n.tokens() * n.channels == 0) {
     return;
   }
-  forward_kernel<<<grid_of(n.tokens(), n.channels), kThreads, 0, this_stream()>>>(
-      in, args.in[3].ptr<float>(), tail, args.in[4].ptr<int32_t>(), args.out[0].ptr<float>(), n);
+  bool moved = false;
+  if (walks_along(n)) {
+    const Walks walks = forward_walks(n);
+    moved = walks.each == 1;
+    with_run(in_runs_of(4, {args.in[0], args.in[1], args.in[2], args.in[3], args.out[0], tails}),
+             [&]<int kRun>(std::integral_constant<int, kRun>) {
+               const dim3 grid(static_cast<unsigned>(ceil_div(walks.count, kWalkWarps)),
+                               static_cast<unsigned>(ceil_div(n.channels, 32 * kRun)));
+               walk_kernel<T, kRun>
+                   <<<grid, kConvThreads, 0, this_stream()>>>(in, w, tail, starts, y, n, walks);
+             });
+  } else {
+    forward_kernel<T><<<grid_of(n.tokens(), n.channels), kConvThreads, 0, this_stream()>>>(
+        in, w, tail, starts, y, n);
+  }
   check_launch("short_conv");
-  if (tail != nullptr && n.taps > 1) {
-    tail_kernel<<<grid_of(n.batch, n.channels), kThreads, 0, this_stream()>>>(in, tail, n);
+  if (tail != nullptr && n.taps > 1 && !moved) {
+    tail_kernel<T><<<grid_of(n.batch, n.channels), kConvThreads, 0, this_stream()>>>(in, tail, n);
     check_launch("short_conv tail");
   }
 }
 
-void short_conv_backward_cuda(const OpArgs& args) {
-  const Sizes n(args);
-  const Channels in(args.in, args.in);
+// All gradients; that of the weight in groups.
+template <typename T>
+void walk_backward(const OpArgs& args, const ConvSizes& n, const ConvChannels<T>& to,
+                   float* partial) {
+  const ConvChannels<T> in(args.in, args.in);
+  with_run(in_runs_of(4, {args.in[0], args.in[1], args.in[2], args.in[3], args.saved[0],
+                          args.dout[0], args.din[0], args.din[1], args.din[2]}),
+           [&]<int kRun>(std::integral_constant<int, kRun>) {
+             const dim3 grid(static_cast<unsigned>(weight_groups(n)),
+                             static_cast<unsigned>(ceil_div(n.channels, 32 * kRun)));
+             walk_back_kernel<T, kRun><<<grid, kConvThreads, 0, this_stream()>>>(
+                 in, to, args.in[3].ptr<float>(), args.saved[0].ptr<T>(), args.in[4].ptr<int32_t>(),
+                 args.dout[0].ptr<T>(), partial, n, backward_walks(n));
+           });
+  check_launch("short_conv backward");
+}
+
+template <typename T>
+void plain_backward(const OpArgs& args, const ConvSizes& n, const ConvChannels<T>& to, float* da,
+                    float* partial) {
+  const ConvChannels<T> in(args.in, args.in);
   const float* w = args.in[3].ptr<float>();
-  const float* tail = args.saved[0].ptr<float>();
+  const T* tail = args.saved[0].ptr<T>();
   const int32_t* starts = args.in[4].ptr<int32_t>();
-  auto* da = static_cast<float*>(args.workspace);
-  const bool any = n.tokens() * n.channels > 0;
-  if (any) {
-    sum_kernel<<<grid_of(n.tokens(), n.channels), kThreads, 0, this_stream()>>>(
-        in, w, tail, starts, args.dout[0].ptr<float>(), da, n);
-    check_launch("short_conv backward");
-  }
-  if (any && (args.din[0] || args.din[1] || args.din[2])) {
-    Channels to(args.din, args.in);
-    for (int i = 0; i < 3; ++i) {
-      to.add[i] = args.accumulate[i];
-    }
-    input_kernel<<<grid_of(n.tokens(), n.channels), kThreads, 0, this_stream()>>>(to, w, starts, da,
-                                                                                  n);
+  const dim3 grid = grid_of(n.tokens(), n.channels);
+  sum_kernel<T>
+      <<<grid, kConvThreads, 0, this_stream()>>>(in, w, tail, starts, args.dout[0].ptr<T>(), da, n);
+  check_launch("short_conv backward");
+  if (args.din[0] || args.din[1] || args.din[2]) {
+    input_kernel<T><<<grid, kConvThreads, 0, this_stream()>>>(to, w, starts, da, n);
     check_launch("short_conv inputs");
   }
-  if (args.din[3] && n.channels > 0) {
-    const int64_t groups = column_groups(n.tokens()), weights = n.channels * n.taps;
-    float* partial = da + da_size(n);
-    if (groups > 0) {
-      weight_kernel<<<grid_of(groups, weights), kThreads, 0, this_stream()>>>(in, tail, starts, da,
-                                                                              partial, n);
-      check_launch("short_conv weight");
+  if (partial != nullptr) {
+    weight_kernel<T>
+        <<<grid_of(weight_groups(n), n.channels * n.taps), kConvThreads, 0, this_stream()>>>(
+            in, tail, starts, da, partial, n);
+    check_launch("short_conv weight");
+  }
+}
+
+template <typename T>
+void backward(const OpArgs& args, const ConvSizes& n) {
+  auto* da = static_cast<float*>(args.workspace);
+  float* partial = args.din[3] ? da + da_size(n) : nullptr;
+  if (n.tokens() > 0) {
+    ConvChannels<T> to(args.din, args.in);
+    std::copy_n(args.accumulate.begin(), 3, to.add);
+    if (walks_along(n)) {
+      walk_backward<T>(args, n, to, partial);
+    } else {
+      plain_backward<T>(args, n, to, da, partial);
     }
-    add_column_groups(partial, groups, weights, args.din[3].ptr<float>(), args.accumulate[3]);
+  }
+  if (args.din[3]) {
+    const int64_t weights = n.channels * n.taps;
+    add_groups_kernel<<<static_cast<unsigned>(ceil_div(weights, 32)), kSumThreads, 0,
+                        this_stream()>>>(partial, weight_groups(n), weights,
+                                         args.din[3].ptr<float>(), args.accumulate[3]);
+    check_launch("short_conv weight");
+  }
+}
+
+}  // namespace
+
+void short_conv_forward_cuda(const OpArgs& args) {
+  const ConvSizes n(args);
+  with_real(args.out[0], [&]<typename T>(T*) { forward<T>(args, n); });
+}
+
+void short_conv_backward_cuda(const OpArgs& args) {
+  const ConvSizes n(args);
+  if (n.channels > 0) {
+    with_real(args.out[0], [&]<typename T>(T*) { backward<T>(args, n); });
   }
 }
 
@@ -240,8 +289,8 @@ size_t short_conv_workspace_cuda(const OpArgs& args, bool backward) {
   if (!backward) {
     return 0;
   }
-  const Sizes n(args);
-  const int64_t partial = args.din[3] ? column_groups(n.tokens()) * n.channels * n.taps : 0;
+  const ConvSizes n(args);
+  const int64_t partial = args.din[3] ? weight_groups(n) * n.channels * n.taps : 0;
   return static_cast<size_t>(da_size(n) + partial) * sizeof(float);
 }
 

@@ -36,7 +36,7 @@ std::vector<Case> z_score_cases() {
       for (int64_t i = 0; i < width; ++i) {
         scale[static_cast<size_t>(i * width + i)] = 0x1.0p-20;
       }
-      const Tensor w = run.from_host("scale", {width, width}, scale);
+      const Tensor w = run.from_host("scale", {width, width}, scale, run.device().real);
       return std::vector<Tensor>{z_score(run, linear(run, in[0], w))};
     };
     cases.push_back(small);

@@ -1,100 +1,149 @@
-// A warp for each row. README.md derives backward.
-#include "ops/common/device.cuh"
+// A warp, or part of one, for each row, which it reads once. README.md derives backward.
+#include "ops/common/rows.cuh"
 #include "ops/z_score/z_score.h"
 
 namespace fwpkm {
 namespace {
 
-constexpr int kWarps = 8;
-
-__global__ void forward_kernel(const float* x, DeviceRows x_rows, float* y, DeviceRows y_rows,
-                               float* saved, int64_t rows, int64_t width) {
-  const int64_t row = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (row >= rows) {
-    return;
-  }
-  const float* from = x + x_rows[row];
-  // Relative to the first feature: equal features then have std 0.
-  const float first = from[0];
-  float mean = 0;
-  for (int64_t i = lane; i < width; i += 32) {
-    mean += from[i] - first;
-  }
-  mean = warp_sum(mean) / static_cast<float>(width);
-  float squares = 0;
-  for (int64_t i = lane; i < width; i += 32) {
-    const float c = (from[i] - first) - mean;
-    squares += c * c;
-  }
-  squares = warp_sum(squares);
-  const double s =
-      width > 1 ? sqrt(static_cast<double>(squares) / static_cast<double>(width - 1)) : 0.0;
-  const auto r = static_cast<float>(1.0 / (s + kZScoreEps));
-  float* to = y + y_rows[row];
-  for (int64_t i = lane; i < width; i += 32) {
-    to[i] = ((from[i] - first) - mean) * r;
-  }
-  if (saved != nullptr && lane == 0) {
-    saved[row] = static_cast<float>(s);
-  }
+template <typename T, int kCount, int kHeld>
+__global__ void __launch_bounds__(kRowThreads)
+    forward_kernel(RowPlan plan, const T* x, FastRows x_rows, T* y, FastRows y_rows, float* saved,
+                   uint32_t width) {
+  for_rows(plan, [&](uint32_t row, bool here) {
+    const T* from = x + x_rows[row];
+    const LaneRuns<T, kCount, kHeld> values(plan, from);
+    // Relative to the first feature: equal features then have std 0.
+    const float first = to_float(from[0]);
+    float mean = 0;
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount];
+      values.get(j, at, value);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        mean += value[i] - first;
+      }
+    });
+    mean = lanes_sum(plan, mean) / static_cast<float>(width);
+    float squares = 0;
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount];
+      values.get(j, at, value);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float c = (value[i] - first) - mean;
+        squares += c * c;
+      }
+    });
+    squares = lanes_sum(plan, squares);
+    const double s =
+        width > 1 ? sqrt(static_cast<double>(squares) / static_cast<double>(width - 1)) : 0.0;
+    const auto r = static_cast<float>(1.0 / (s + kZScoreEps));
+    if (!here) {
+      return;
+    }
+    T* to = y + y_rows[row];
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount];
+      values.get(j, at, value);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        value[i] = ((value[i] - first) - mean) * r;
+      }
+      store_run(to + at, value);
+    });
+    if (saved != nullptr && plan.lane() == 0) {
+      saved[row] = static_cast<float>(s);
+    }
+  });
 }
 
-__global__ void backward_kernel(const float* y, DeviceRows y_rows, const float* dy,
-                                DeviceRows dy_rows, const float* saved, float* dx,
-                                DeviceRows dx_rows, int64_t rows, int64_t width, bool accumulate) {
-  const int64_t row = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (row >= rows) {
-    return;
-  }
-  const float* value = y + y_rows[row];
-  const float* d = dy + dy_rows[row];
-  float mean = 0;
-  for (int64_t i = lane; i < width; i += 32) {
-    mean += d[i];
-  }
-  mean = warp_sum(mean) / static_cast<float>(width);
-  float along = 0;  // <h, y>
-  for (int64_t i = lane; i < width; i += 32) {
-    along += (d[i] - mean) * value[i];
-  }
-  along = warp_sum(along);
-  const double s = saved[row], divisor = s + kZScoreEps;
-  const auto share = static_cast<float>(
-      s > 0 ? static_cast<double>(along) * divisor / (static_cast<double>(width - 1) * s) : 0.0);
-  const auto r = static_cast<float>(1.0 / divisor);
-  float* to = dx + dx_rows[row];
-  for (int64_t i = lane; i < width; i += 32) {
-    put(to + i, ((d[i] - mean) - value[i] * share) * r, accumulate);
-  }
+template <typename T, int kCount, int kHeld>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_kernel(RowPlan plan, const T* y, FastRows y_rows, const T* dy, FastRows dy_rows,
+                    const float* saved, T* dx, FastRows dx_rows, uint32_t width, bool accumulate) {
+  for_rows(plan, [&](uint32_t row, bool here) {
+    const LaneRuns<T, kCount, kHeld> values(plan, y + y_rows[row]), grads(plan, dy + dy_rows[row]);
+    float mean = 0;
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float d[kCount];
+      grads.get(j, at, d);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        mean += d[i];
+      }
+    });
+    mean = lanes_sum(plan, mean) / static_cast<float>(width);
+    float along = 0;  // <h, y>
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], d[kCount];
+      values.get(j, at, value);
+      grads.get(j, at, d);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        along += (d[i] - mean) * value[i];
+      }
+    });
+    along = lanes_sum(plan, along);
+    if (!here) {
+      return;
+    }
+    const double s = saved[row], divisor = s + kZScoreEps;
+    const auto share = static_cast<float>(
+        s > 0 ? static_cast<double>(along) * divisor / (static_cast<double>(width - 1) * s) : 0.0);
+    const auto r = static_cast<float>(1.0 / divisor);
+    T* to = dx + dx_rows[row];
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+      float value[kCount], d[kCount];
+      values.get(j, at, value);
+      grads.get(j, at, d);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        d[i] = ((d[i] - mean) - value[i] * share) * r;
+      }
+      put_run(to + at, d, accumulate);
+    });
+  });
+}
+
+template <typename T>
+void forward(const OpArgs& args) {
+  const View &x = args.in[0], &y = args.out[0];
+  const int64_t width = x.dim(-1);
+  with_runs<3>(width, in_runs_of(8, {x, y}), [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+    const RowPlan plan(x.rows(), width / kCount);
+    forward_kernel<T, kCount, kHeld><<<plan.blocks(), kRowThreads, 0, this_stream()>>>(
+        plan, x.ptr<T>(), FastRows(x), y.ptr<T>(), FastRows(y), args.saved[0].ptr<float>(),
+        static_cast<uint32_t>(width));
+  });
+  check_launch("z_score");
+}
+
+template <typename T>
+void backward(const OpArgs& args) {
+  const View &y = args.out[0], &dy = args.dout[0], &dx = args.din[0];
+  const int64_t width = y.dim(-1);
+  with_runs<3>(
+      width, in_runs_of(8, {y, dy, dx}), [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+        const RowPlan plan(y.rows(), width / kCount);
+        backward_kernel<T, kCount, kHeld><<<plan.blocks(), kRowThreads, 0, this_stream()>>>(
+            plan, y.ptr<T>(), FastRows(y), dy.ptr<T>(), FastRows(dy), args.saved[0].ptr<float>(),
+            dx.ptr<T>(), FastRows(dx), static_cast<uint32_t>(width), args.accumulate[0]);
+      });
+  check_launch("z_score backward");
 }
 
 }  // namespace
 
 void z_score_forward_cuda(const OpArgs& args) {
-  const DeviceRows rows(args.in[0]);
-  if (rows.count == 0) {
-    return;
+  if (args.in[0].size() > 0) {
+    with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args); });
   }
-  forward_kernel<<<static_cast<unsigned>(ceil_div(rows.count, kWarps)), 32 * kWarps, 0,
-                   this_stream()>>>(args.in[0].ptr<float>(), rows, args.out[0].ptr<float>(),
-                                    DeviceRows(args.out[0]), args.saved[0].ptr<float>(), rows.count,
-                                    args.in[0].dim(-1));
-  check_launch("z_score");
 }
 
 void z_score_backward_cuda(const OpArgs& args) {
-  const DeviceRows rows(args.out[0]);
-  if (!args.din[0] || rows.count == 0) {
-    return;
+  if (args.din[0].size() > 0) {
+    with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args); });
   }
-  backward_kernel<<<static_cast<unsigned>(ceil_div(rows.count, kWarps)), 32 * kWarps, 0,
-                    this_stream()>>>(args.out[0].ptr<float>(), rows, args.dout[0].ptr<float>(),
-                                     DeviceRows(args.dout[0]), args.saved[0].ptr<float>(),
-                                     args.din[0].ptr<float>(), DeviceRows(args.din[0]), rows.count,
-                                     args.in[0].dim(-1), args.accumulate[0]);
-  check_launch("z_score backward");
 }
 
 }  // namespace fwpkm

@@ -1,0 +1,227 @@
+// Sums of rows that share a number (a token of the vocabulary, a slot of a memory), without
+// atomics. Places are sorted by number; a warp walks along a window of the sorted list and adds up
+// one number after the other, in the order of places. Runs that cross windows stay in the
+// workspace and are joined afterwards, in the order of windows: a frequent number costs no more
+// than a rare one.
+#pragma once
+
+#include <cub/device/device_radix_sort.cuh>
+
+#include "base/error.h"
+#include "ops/common/carver.h"
+#include "ops/common/device.cuh"
+
+namespace fwpkm {
+
+inline constexpr int kRowSumThreads = 128;
+
+// The sorted list, and what sums of rows of `width` floats need besides.
+struct RowSums {
+  int64_t count, width;
+  int64_t window, windows;  // places in a window, and how many there are
+  int32_t* numbers;         // 0 .. count-1
+  int32_t *ids, *places;    // sorted by id, then place
+  float* partial;  // [windows, 2, width]: the run that came from the window before, and the one
+                   // that begins here and goes on into the next
+  std::byte* sort;
+  size_t sort_bytes;
+
+  RowSums(int64_t places_count, int64_t row_width, Carver& carver)
+      : count(places_count), width(row_width) {
+    constexpr int64_t kMostWindows = 16384;
+    window = 32 * std::max<int64_t>(1, ceil_div(count, 32 * kMostWindows));
+    windows = ceil_div(count, window);
+    numbers = carver.take<int32_t>(count);
+    ids = carver.take<int32_t>(count);
+    places = carver.take<int32_t>(count);
+    partial = carver.take<float>(2 * windows * width);
+    // cub tells what it needs only where there is a GPU. It is another copy of both lists and, for
+    // each of its tiles of at least 2048 places, 256 counters.
+    sort_bytes = static_cast<size_t>(9 * count) + (size_t{1} << 16);
+    sort = carver.take<std::byte>(static_cast<int64_t>(sort_bytes));
+  }
+};
+
+// What is added up: to[id] += weight * row, over all places of an id.
+template <typename T>
+struct RowTerms {
+  const T* rows;
+  FastRows row_at;
+  FastDivisor sharing;   // places that follow each other and share a row
+  const float* weights;  // of places; null: all 1
+  float* to;             // [ids, width]
+  // With these, dots[place] = <row, values[id]> as well.
+  const float* values = nullptr;
+  float* dots = nullptr;
+};
+
+template <typename Index>
+__global__ void number_kernel(Index* numbers, int64_t count) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    numbers[i] = static_cast<Index>(i);
+  }
+}
+
+// A lane has kHold runs of kRun columns, 32 runs apart. Dots need all columns in one warp.
+template <typename T, int kRun, int kHold, bool kDots>
+__global__ void __launch_bounds__(kRowSumThreads) window_kernel(RowSums s, RowTerms<T> terms) {
+  constexpr unsigned kAll = 0xffffffffu;
+  constexpr int kBatch = kDots ? 2 : 4;  // rows that are loaded together
+  const int lane = threadIdx.x % 32;
+  const int64_t w = blockIdx.x * int64_t{kRowSumThreads / 32} + threadIdx.x / 32;
+  if (w >= s.windows) {
+    return;
+  }
+  const int64_t begin = w * s.window, end = min(s.count, begin + s.window);
+  const int64_t first_column = (blockIdx.y * int64_t{32 * kHold} + lane) * kRun;
+  const auto for_runs = [&](auto&& fn) {
+#pragma unroll
+    for (int h = 0; h < kHold; ++h) {
+      const int64_t column = first_column + h * 32 * kRun;
+      if (column < s.width) {
+        fn(h, column);
+      }
+    }
+  };
+  float sum[kHold][kRun] = {}, value[kHold][kRun];
+  int32_t id = s.ids[begin];
+  bool came = begin > 0 && s.ids[begin - 1] == id;  // from the window before
+  const auto load_value = [&](int32_t of) {
+    if constexpr (kDots) {
+      for_runs(
+          [&](int h, int64_t column) { load_run(terms.values + of * s.width + column, value[h]); });
+    }
+  };
+  const auto put_sum = [&](bool goes_on) {
+    float* to = came      ? s.partial + 2 * w * s.width
+                : goes_on ? s.partial + (2 * w + 1) * s.width
+                          : terms.to + id * s.width;
+    const bool add = !came && !goes_on;
+    for_runs([&](int h, int64_t column) {
+      put_run(to + column, sum[h], add);
+#pragma unroll
+      for (int r = 0; r < kRun; ++r) {
+        sum[h][r] = 0;
+      }
+    });
+    came = false;
+  };
+  load_value(id);
+  for (int64_t first = begin; first < end; first += 32) {
+    const int places = static_cast<int>(min(int64_t{32}, end - first));
+    const bool mine = lane < places;
+    const int32_t own_id = mine ? s.ids[first + lane] : 0;
+    const int32_t own_place = mine ? s.places[first + lane] : 0;
+    const float own_weight = mine && terms.weights != nullptr ? terms.weights[own_place] : 1;
+    const int64_t own_row = terms.row_at[terms.sharing.quotient(static_cast<uint32_t>(own_place))];
+    float own_dot = 0;
+    for (int at = 0; at < places; at += kBatch) {
+      float row[kBatch][kHold][kRun];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const T* from = terms.rows + __shfl_sync(kAll, own_row, min(at + i, places - 1));
+        for_runs([&](int h, int64_t column) { load_run(from + column, row[i][h]); });
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (at + i >= places) {
+          break;
+        }
+        const int32_t next = __shfl_sync(kAll, own_id, at + i);
+        const float weight = __shfl_sync(kAll, own_weight, at + i);
+        if (next != id) {
+          load_value(next);
+          put_sum(false);
+          id = next;
+        }
+        float dot = 0;
+        for_runs([&](int h, int64_t) {
+#pragma unroll
+          for (int r = 0; r < kRun; ++r) {
+            sum[h][r] += weight * row[i][h][r];
+            dot += kDots ? row[i][h][r] * value[h][r] : 0;
+          }
+        });
+        if constexpr (kDots) {
+          dot = warp_sum(dot);
+          own_dot = lane == at + i ? dot : own_dot;
+        }
+      }
+    }
+    if (kDots && mine) {
+      terms.dots[own_place] = own_dot;
+    }
+  }
+  put_sum(end < s.count && s.ids[end] == id);
+}
+
+// Runs that cross windows; a block for each window that one begins in.
+template <int kRun>
+__global__ void __launch_bounds__(kRowSumThreads) join_kernel(RowSums s, float* to) {
+  const int64_t w = blockIdx.x, begin = w * s.window, next = begin + s.window;
+  const int64_t column = (blockIdx.y * int64_t{kRowSumThreads} + threadIdx.x) * kRun;
+  const int32_t id = s.ids[next - 1];
+  const bool came = begin > 0 && s.ids[begin - 1] == id;
+  if (column >= s.width || s.ids[next] != id || came) {
+    return;
+  }
+  // The last window it reaches: steps that double, then halve.
+  const auto reaches = [&](int64_t v) { return v < s.windows && s.ids[v * s.window] == id; };
+  int64_t last = w + 1, step = 1;
+  for (; reaches(last + step); step *= 2) {
+    last += step;
+  }
+  for (; step > 0; step /= 2) {
+    last += reaches(last + step) ? step : 0;
+  }
+  float sum[kRun];
+  load_run(s.partial + (2 * w + 1) * s.width + column, sum);
+#pragma unroll 4
+  for (int64_t v = w + 1; v <= last; ++v) {
+    float part[kRun];
+    load_run(s.partial + 2 * v * s.width + column, part);
+#pragma unroll
+    for (int r = 0; r < kRun; ++r) {
+      sum[r] += part[r];
+    }
+  }
+  put_run(to + id * s.width + column, sum, true);
+}
+
+// Sorts `count` numbers below `limit`.
+inline void sort_places(const RowSums& s, const int32_t* ids, int64_t limit, const char* op) {
+  int bits = 1;
+  while (bits < 31 && int64_t{1} << bits < limit) {
+    ++bits;
+  }
+  number_kernel<<<blocks_for(s.count, 256), 256, 0, this_stream()>>>(s.numbers, s.count);
+  check_launch(op);
+  const auto sort = [&](void* workspace, size_t* bytes) {
+    check_cuda(cub::DeviceRadixSort::SortPairs(workspace, *bytes, ids, s.ids, s.numbers, s.places,
+                                               static_cast<int>(s.count), 0, bits, this_stream()),
+               op);
+  };
+  size_t needed = 0, given = s.sort_bytes;
+  sort(nullptr, &needed);
+  require(needed <= given, op, "sorting {} numbers takes {} bytes, but there are {}", s.count,
+          needed, given);
+  sort(s.sort, &given);
+}
+
+// Adds up all terms; the places are sorted already. kHold as in window_kernel.
+template <int kRun, int kHold, bool kDots, typename T>
+void add_rows(const RowSums& s, const RowTerms<T>& terms, const char* op) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(s.windows, kRowSumThreads / 32)),
+                  static_cast<unsigned>(ceil_div(s.width, 32 * kRun * kHold)));
+  window_kernel<T, kRun, kHold, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
+  check_launch(op);
+  if (s.windows > 1) {
+    const dim3 joins(static_cast<unsigned>(s.windows - 1),
+                     static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * kRun)));
+    join_kernel<kRun><<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to);
+    check_launch(op);
+  }
+}
+
+}  // namespace fwpkm

@@ -1,0 +1,181 @@
+// Sums over the selections of a sub-key. A codebook's sorted list is cut into pieces of one length,
+// so that nobody waits for a sub-key that all tokens like: a warp adds up the parts of groups that
+// lie in its piece, and another kernel adds up the parts of each group.
+#pragma once
+
+#include "ops/fwpkm/cuda_group.cuh"
+
+namespace fwpkm {
+
+inline constexpr int kFwpkmPiece = 32;
+inline constexpr int kFwpkmKeyGroups = 2;  // runs of columns that a lane holds of a sub-key
+
+inline __host__ __device__ int pieces_of(const FwpkmCall& call, const FwpkmSpan& span) {
+  return (span.count * call.k + kFwpkmPiece - 1) / kFwpkmPiece;
+}
+// Rows of parts for each codebook. A group and a piece that share something have row group + piece:
+// along the list one or the other of the two goes up, so all these differ.
+inline __host__ __device__ int64_t key_part_rows(const FwpkmCall& call, const FwpkmSpan& span) {
+  return static_cast<int64_t>(pieces_of(call, span)) + call.n;
+}
+
+// How many tokens a marginal is the mean of.
+__device__ inline float marginal_tokens(const FwpkmCall& call, const FwpkmSpan& span) {
+  return static_cast<float>(span.count * (call.official ? call.heads : 1));
+}
+
+// One selection, as the lanes of a warp hold the ones of a piece.
+struct Selection {
+  bool here;
+  int id, j, rank;  // sub-key; token number in the chunk; rank among the token's selected
+  int t;            // token
+
+  __device__ Selection(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+                       int book, int position) {
+    const int length = span.count * call.k;
+    here = position < length;
+    const uint64_t element =
+        groups.entries[static_cast<int64_t>(book) * length + min(position, length - 1)];
+    id = id_of(element);
+    j = place_of(element) / call.k;
+    rank = place_of(element) % call.k;
+    t = span.token(j);
+  }
+  // Its number among the selections of all tokens, and of the chunk's.
+  __device__ int64_t of_all(const FwpkmCall& call, int book) const {
+    return (static_cast<int64_t>(t) * call.books + book) * call.k + rank;
+  }
+  __device__ int64_t of_chunk(const FwpkmCall& call, int book) const {
+    return (static_cast<int64_t>(j) * call.books + book) * call.k + rank;
+  }
+};
+
+// Where a chunk keeps a sub-key as it was before the chunk moved it.
+__device__ inline int64_t old_key_place(const FwpkmCall& call, const FwpkmSpan& span,
+                                        const FwpkmGroups& groups, int book, int id) {
+  const int64_t base = span.number * call.key_step,
+                length = static_cast<int64_t>(span.count) * call.k;
+  if (call.n <= length) {
+    return base + static_cast<int64_t>(book) * call.n + id;
+  }
+  return base + book * length +
+         place_of(groups.entries[book * length + groups.start(call, book, id)]);
+}
+
+// Adds up, for the groups in a piece, scale * (q - K), or scale * q for dot products. Each lane has
+// the selection at its place in the piece, its scale and its sub-key as the chunk read it.
+template <typename T, int kRun>
+__device__ inline void sum_piece(const FwpkmCall& call, const FwpkmSpan& span, int book, int piece,
+                                 const Selection& mine, float scale, const float* key,
+                                 float* parts) {
+  constexpr int kGroups = kFwpkmKeyGroups, kAhead = 4;
+  const T* query = query_of<T>(call, mine.t, book);
+  const int some = __popc(__ballot_sync(kWholeWarp, mine.here));
+  float* part = parts + (book * key_part_rows(call, span) + piece) * call.half;
+  for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
+    float sum[kGroups][kRun] = {};
+    int group = __shfl_sync(kWholeWarp, mine.id, 0);
+    const auto flush = [&] {
+      for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
+        store_run(part + static_cast<int64_t>(group) * call.half + c, sum[g]);
+      });
+    };
+    for (int begin = 0; begin < some; begin += kAhead) {
+      float x[kAhead][kGroups][kRun], y[kAhead][kGroups][kRun];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int i = min(begin + u, some - 1);
+        const T* q = lane_pointer(query, i);
+        const float* k = lane_pointer(key, i);
+        for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
+          load_run(q + c, x[u][g]);
+          if (!call.dot) {
+            load_run(k + c, y[u][g]);
+          }
+        });
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int i = min(begin + u, some - 1), id = __shfl_sync(kWholeWarp, mine.id, i);
+        const float s = __shfl_sync(kWholeWarp, scale, i);
+        if (begin + u >= some) {
+          continue;
+        }
+        if (id != group) {
+          flush();
+          group = id;
+#pragma unroll
+          for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+            for (int a = 0; a < kRun; ++a) {
+              sum[g][a] = 0;
+            }
+          }
+        }
+        for_groups<kRun, kGroups>(first, call.half, [&](int g, int) {
+          if (!call.dot) {
+            add_run(-1.0f, y[u][g], x[u][g]);
+          }
+          add_run(s, x[u][g], sum[g]);
+        });
+      }
+    }
+    flush();
+  }
+}
+
+// Adds the parts of a group, selections begin..end of its codebook's list, to `sum`: columns from
+// `first` on.
+template <int kRun>
+__device__ inline void add_parts(const FwpkmCall& call, const FwpkmSpan& span, int book, int id,
+                                 int begin, int end, const float* parts, int first,
+                                 float (&sum)[kFwpkmKeyGroups][kRun]) {
+  const float* group = parts + (book * key_part_rows(call, span) + id) * call.half;
+#pragma unroll 4
+  for (int piece = begin / kFwpkmPiece; piece <= (end - 1) / kFwpkmPiece; ++piece) {
+    for_groups<kRun, kFwpkmKeyGroups>(first, call.half, [&](int g, int c) {
+      float x[kRun];
+      load_run(group + static_cast<int64_t>(piece) * call.half + c, x);
+      add_run(1.0f, x, sum[g]);
+    });
+  }
+}
+
+// How the addressing loss pushes a token's sub-score number `rank` in a codebook; `at` is where the
+// token's begin there; slope: of p log(p + eps), by sub-key.
+__device__ inline float addressing_push(const FwpkmCall& call, const FwpkmSpan& span,
+                                        const float* p, const float* slope, int64_t at, int book,
+                                        int rank) {
+  const float* a = slope + static_cast<int64_t>(book % call.marginals) * call.n;
+  float mean = 0;
+#pragma unroll 8
+  for (int r = 0; r < call.k; ++r) {
+    mean = fmaf(p[at + r], a[call.ids[at + r]], mean);
+  }
+  return call.addr_weight * p[at + rank] * (a[call.ids[at + rank]] - mean) /
+         marginal_tokens(call, span);
+}
+
+// pbar and the slope of p log(p + eps) for sub-key `item` of all marginals, [marginals, n] each:
+// the work of a warp.
+__device__ inline void find_marginal(const FwpkmCall& call, const FwpkmSpan& span,
+                                     const FwpkmGroups& groups, const float* p, int item,
+                                     float* pbar, float* slope) {
+  const int id = item % call.n;
+  float sum = 0;
+  for (int book = item / call.n; book < call.books; book += call.marginals) {
+    const int end = groups.start(call, book, id + 1);
+    for (int i = groups.start(call, book, id) + static_cast<int>(threadIdx.x % 32); i < end;
+         i += 32) {
+      sum += p[Selection(call, span, groups, book, i).of_all(call, book)];
+    }
+  }
+  const float eps = static_cast<float>(kMarginalEps);
+  const float mean = warp_sum(sum) / marginal_tokens(call, span);
+  if (threadIdx.x % 32 == 0) {
+    pbar[item] = mean;
+    slope[item] = mean > 0 ? logf(mean + eps) + mean / (mean + eps) : 0.0f;
+  }
+}
+
+}  // namespace fwpkm

@@ -1,0 +1,524 @@
+// Two ways to a token's k best sub-keys, with the same result (README.md, "Selecting"): a product
+// says which could be among them, and those are looked at closely; where that could be too many, or
+// what is not a number gets in the way, all are.
+//
+// For queries in bf16 the product is one of tensor cores: sub-keys are taken apart into the sum of
+// two bf16 numbers, side by side, and queries are written down twice.
+#include <algorithm>
+
+#include "ops/fwpkm/cuda_read.cuh"
+
+namespace fwpkm {
+namespace {
+
+constexpr int kNear = 128;                     // sub-keys that can be looked at closely
+constexpr int64_t kScores = int64_t{1} << 24;  // about how many are kept at a time
+
+// A row of `half` numbers, packed.
+template <int kRun>
+__device__ void pack_key(const float* key, bf16* to, int half, int depth) {
+  for (int c = threadIdx.x % 32 * kRun; c < half; c += 32 * kRun) {
+    float x[kRun], high[kRun];
+    load_run(key + c, x);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      high[i] = to_float(from_float<bf16>(x[i]));
+      x[i] -= high[i];
+    }
+    store_run(to + c, high);
+    store_run(to + half + c, x);
+  }
+  for (int c = 2 * half + threadIdx.x % 32; c < depth; c += 32) {
+    to[c] = from_float<bf16>(0);
+  }
+}
+template <int kRun>
+__device__ void pack_query(const bf16* query, bf16* to, int half, int depth) {
+  for (int c = threadIdx.x % 32 * kRun; c < half; c += 32 * kRun) {
+    float x[kRun];
+    load_run(query + c, x);
+    store_run(to + c, x);
+    store_run(to + half + c, x);
+  }
+  for (int c = 2 * half + threadIdx.x % 32; c < depth; c += 32) {
+    to[c] = from_float<bf16>(0);
+  }
+}
+
+// A warp for each sub-key (the first `key_rows`), then one for each query and codebook.
+template <int kRun>
+__global__ void __launch_bounds__(kFwpkmThreads)
+    prepare_kernel(FwpkmCall call, FwpkmProducts work, FwpkmSpan span, int key_rows) {
+  const int lane = threadIdx.x % 32;
+  int item = blockIdx.x * kFwpkmWarps + threadIdx.x / 32;
+  if (item < key_rows) {
+    const int book = item / work.padded, id = item % work.padded;
+    const bool here = id < call.n;
+    const float* key = call.keys + (static_cast<int64_t>(book) * call.n + id) * call.half;
+    float sum = 0;
+    for (int c = lane; here && c < call.half; c += 32) {
+      sum = fmaf(key[c], key[c], sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+      work.norms[item] = sum;
+    }
+    if (call.narrow) {
+      bf16* to = work.keys + static_cast<int64_t>(item) * work.depth;
+      if (here) {
+        pack_key<kRun>(key, to, call.half, work.depth);
+      } else {
+        pack_key<kRun>(nullptr, to, 0, work.depth);
+      }
+    }
+    return;
+  }
+  item -= key_rows;
+  if (call.narrow && item < call.books * span.count) {
+    const int book = item / span.count, t = span.token(item % span.count);
+    pack_query<kRun>(query_of<bf16>(call, t, book),
+                     work.queries + static_cast<int64_t>(item) * work.depth, call.half, work.depth);
+  }
+}
+
+// How close kCount sub-keys are to a query: minus the squared distance, from differences, or the
+// dot product. In one order, so that it has the same bits wherever it is computed.
+template <typename T, int kRun, int kCount>
+__device__ void find_closeness(const FwpkmCall& call, const T* q, const float* keys,
+                               const int (&ids)[kCount], float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    sums[i] = 0;
+  }
+  for (int c = threadIdx.x % 32 * kRun; c < call.half; c += 32 * kRun) {
+    float x[kRun], key[kCount][kRun];
+    load_run(q + c, x);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      load_run(keys + static_cast<int64_t>(ids[i]) * call.half + c, key[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int a = 0; a < kRun; ++a) {
+        const float y = call.dot ? key[i][a] : x[a] - key[i][a];
+        sums[i] = fmaf(call.dot ? x[a] : y, y, sums[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    sums[i] = (call.dot ? 1.0f : -1.0f) * warp_sum(sums[i]);
+  }
+}
+
+__device__ float score_of_closeness(const FwpkmCall& call, float closeness) {
+  return call.dot ? closeness : -logf(static_cast<float>(kIdwEps) - closeness);
+}
+
+// The k-th largest of what the lanes hold, k <= 32; 0 where that is not a number.
+__device__ uint32_t kth_of_lanes(int k, uint32_t order) {
+  int reach = 0;
+#pragma unroll
+  for (int lane = 0; lane < 32; ++lane) {
+    reach += __shfl_sync(kWholeWarp, order, lane) >= order ? 1 : 0;
+  }
+  return __reduce_max_sync(kWholeWarp, reach >= k ? order : 0u);
+}
+
+// A query and a codebook, in the hands of a warp.
+template <typename T, int kRun>
+struct Search {
+  const FwpkmCall& call;
+  const T* q;
+  const float* keys;  // of the codebook
+  uint64_t* list;     // for kNear elements, or k if those are more
+  float* scores;      // [k]: the best, in order
+  int32_t* ids;       // [k]
+
+  // Calls fn(i, closeness) in all lanes for each of `count` sub-keys id(i).
+  template <typename IdOf, typename Fn>
+  __device__ void look(int count, IdOf&& id, Fn&& fn) const {
+    constexpr int kCount = 6;
+    for (int i = 0; i < count; i += kCount) {
+      int some[kCount];
+      float sums[kCount];
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        some[u] = id(min(i + u, count - 1));
+      }
+      find_closeness<T, kRun, kCount>(call, q, keys, some, sums);
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        if (i + u < count) {
+          fn(i + u, sums[u]);
+        }
+      }
+    }
+  }
+
+  __device__ void take_given(const int32_t* given) const {
+    look(
+        call.k, [&](int i) { return given[i]; },
+        [&](int i, float closeness) {
+          if (threadIdx.x % 32 == 0) {
+            ids[i] = given[i];
+            scores[i] = score_of_closeness(call, closeness);
+          }
+        });
+  }
+
+  // All sub-keys, directly; `row` is memory for n numbers.
+  __device__ void take_from_all(float* row) const {
+    look(
+        call.n, [](int i) { return i; },
+        [&](int i, float closeness) {
+          if (threadIdx.x % 32 == 0) {
+            row[i] = closeness;
+          }
+        });
+    __syncwarp();
+    warp_top_k<0>(row, call.n, call.k, scores, ids, list);
+    for (int r = threadIdx.x % 32; r < call.k; r += 32) {
+      scores[r] = score_of_closeness(call, scores[r]);
+    }
+  }
+
+  // Those that the products let through; false if they are too many to be looked at. No product is
+  // further from the closeness (less |q|^2) than `factor` (|q|^2 + the largest |K|^2), so whoever
+  // is more than twice that below k others is not among the best.
+  __device__ bool take_from_near(const float* products, const float* norms, float factor) const {
+    constexpr int kParts = 4;
+    const int lane = threadIdx.x % 32;
+    // fn(part, i, product) for this lane's sub-keys; all lanes take part in each call, with i >= n
+    // past the end.
+    float norm = 0, square = 0;
+    const auto for_products = [&](auto&& fn) {
+      for (int first = 0; first < call.n; first += kParts * 128) {
+        float x[kParts][4] = {}, y[kParts][4] = {};
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const int i = first + part * 128 + lane * 4;
+          if (i < call.n) {  // rows are padded
+            load_run(products + i, x[part]);
+            load_run(norms + i, y[part]);
+          }
+        }
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+          for (int u = 0; u < 4; ++u) {
+            const int i = first + part * 128 + lane * 4 + u;
+            norm = fmaxf(norm, i < call.n ? y[part][u] : 0.0f);
+            fn(part, i, call.dot ? x[part][u] : fmaf(2.0f, x[part][u], -y[part][u]));
+          }
+        }
+      }
+    };
+    for (int c = lane * kRun; c < call.half; c += 32 * kRun) {
+      float x[kRun];
+      load_run(q + c, x);
+      square = dot_run(x, x, square);
+    }
+    // The best of groups: k of them that reach a value are k sub-keys that do.
+    uint32_t best[kParts] = {};
+    for_products([&](int part, int i, float product) {
+      best[part] = max(best[part], i < call.n ? order_of(product) : 0u);
+    });
+    uint32_t kth;
+    if (call.k <= 16) {
+      kth = kth_of_lanes(call.k, max(max(best[0], best[1]), max(best[2], best[3])));
+    } else {
+      kth = kth_largest(call.k, [&](auto&& fn) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          fn(best[part]);
+        }
+      });
+    }
+    const float slack = factor * (warp_sum(square) + warp_max(norm));
+    const float least = kth == 0 ? -INFINITY : score_of(kth) - 2 * slack;
+    int count = 0;
+    for_products([&](int, int i, float product) {
+      const bool take = i < call.n && product >= least;
+      const unsigned mask = __ballot_sync(kWholeWarp, take);
+      const int at = count + __popc(mask & ((1u << lane) - 1));
+      if (take && at < kNear) {
+        list[at] = static_cast<uint64_t>(i);
+      }
+      count += __popc(mask);
+    });
+    if (count < call.k || count > kNear) {
+      return false;
+    }
+    __syncwarp();
+    look(
+        count, [&](int i) { return static_cast<int>(list[i]); },
+        [&](int i, float closeness) {
+          __syncwarp();  // all lanes have the ids that they look at now
+          if (lane == i % 32) {
+            list[i] = key_of(order_of(closeness), static_cast<int>(list[i]));
+          }
+        });
+    __syncwarp();
+    for (int i = lane; i < count; i += 32) {
+      const uint64_t key = list[i];
+      int rank = 0;
+      for (int other = 0; other < count; ++other) {
+        rank += list[other] > key ? 1 : 0;
+      }
+      if (rank < call.k) {
+        ids[rank] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+        scores[rank] = score_of_closeness(call, score_of(static_cast<uint32_t>(key >> 32)));
+      }
+    }
+    __syncwarp();  // `list` serves again
+    return true;
+  }
+};
+
+// The best sub-keys of a head's codebooks, and where its slots go.
+struct Best {
+  const float* scores[2];
+  const int32_t* ids[2];
+  float* sums;
+  int32_t *slots, *picks;
+};
+
+// The k best slots where the pairs that can be among them are few enough to have a lane each: at
+// least (i+1)(j+1) sums reach sum (i, j), so those with (i+1)(j+1) <= k. False if another one ties
+// with the k-th, which may then be the one with the lower slot.
+__device__ bool pick_from_corner(const FwpkmCall& call, const Best& best) {
+  const int lane = threadIdx.x % 32, k = call.k;
+  const auto order_at = [&](int i, int j) {
+    return order_of(best.scores[0][i] + best.scores[1][j]);
+  };
+  int i = 0, j = lane;
+  while (i < k && j >= k / (i + 1)) {
+    j -= k / (i + 1);
+    ++i;
+  }
+  const bool here = i < k;
+  const int slot = here ? best.ids[0][i] * call.n + best.ids[1][j] : 0;
+  const uint64_t key = here ? key_of(order_at(i, j), slot) : 0;
+  int rank = 0;
+#pragma unroll
+  for (int other = 0; other < 32; ++other) {
+    rank += __shfl_sync(kWholeWarp, key, other) > key ? 1 : 0;
+  }
+  const unsigned last = __ballot_sync(kWholeWarp, here && rank == k - 1);
+  const auto least =
+      static_cast<uint32_t>(__shfl_sync(kWholeWarp, key, max(__ffs(last) - 1, 0)) >> 32);
+  bool ties = last == 0;
+  for (int pair = lane; pair < k * k; pair += 32) {
+    const int a = pair / k, b = pair % k;
+    ties = ties || ((a + 1) * (b + 1) > k && order_at(a, b) >= least);
+  }
+  if (__ballot_sync(kWholeWarp, ties) != 0) {
+    return false;
+  }
+  if (here && rank < k) {
+    best.sums[rank] = best.scores[0][i] + best.scores[1][j];
+    best.slots[rank] = slot;
+    best.picks[rank] = i * k + j;
+  }
+  return true;
+}
+
+template <int kHeld>
+__device__ void pick_slots(const FwpkmCall& call, const Best& best, const int32_t* given,
+                           uint64_t* list) {
+  constexpr int kCorner = 8;  // the largest k whose corner has no more than 32 pairs and a margin
+  if (given == nullptr && call.k <= kCorner && pick_from_corner(call, best)) {
+    return;
+  }
+  if (given == nullptr) {
+    warp_product_top_k<kHeld>(best.scores[0], best.ids[0], best.scores[1], best.ids[1], call.k,
+                              call.n, best.sums, best.slots, list);
+  }
+  for (int r = threadIdx.x % 32; r < call.k; r += 32) {
+    int i = 0, j = 0;
+    if (given != nullptr) {
+      i = given[r] / call.k;
+      j = given[r] % call.k;
+      best.slots[r] = best.ids[0][i] * call.n + best.ids[1][j];
+      best.sums[r] = best.scores[0][i] + best.scores[1][j];
+    } else {
+      while (i + 1 < call.k && best.ids[0][i] != best.slots[r] / call.n) {
+        ++i;
+      }
+      while (j + 1 < call.k && best.ids[1][j] != best.slots[r] % call.n) {
+        ++j;
+      }
+    }
+    best.picks[r] = i * call.k + j;
+  }
+}
+
+// The softmax over the selected sub-scores of a codebook.
+__device__ void store_softmax(const float* scores, int k, float* p) {
+  const int lane = threadIdx.x % 32;
+  float top = -INFINITY, total = 0;
+  for (int r = lane; r < k; r += 32) {
+    top = fmaxf(top, scores[r]);
+  }
+  top = warp_max(top);
+  for (int r = lane; r < k; r += 32) {
+    total += expf(scores[r] - top);
+  }
+  total = warp_sum(total);
+  for (int r = lane; r < k; r += 32) {
+    p[r] = expf(scores[r] - top) / total;
+  }
+}
+
+// Two neighbouring warps have a head of a token, one for each codebook; the first then picks slots.
+// What they find stays in shared memory if it fits there.
+template <typename T, int kRun, int kHeld>
+__global__ void __launch_bounds__(kFwpkmThreads)
+    select_kernel(FwpkmCall call, FwpkmProducts work, FwpkmSpan span, float factor, float* p) {
+  __shared__ uint64_t lists[kFwpkmWarps][kNear];
+  __shared__ float best_scores[kFwpkmWarps][kNear / 2];
+  __shared__ int32_t best_ids[kFwpkmWarps][kNear / 2];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int item = blockIdx.x * (kFwpkmWarps / 2) + warp / 2;
+  const bool here = item < span.count * call.heads, held = 2 * call.k <= kNear;
+  const int j = here ? item / call.heads : 0, head = here ? item % call.heads : 0;
+  const int t = span.token(j), book = 2 * head + warp % 2;
+  const int64_t at = (static_cast<int64_t>(t) * call.books + book) * call.k;
+  uint64_t* list = call.k <= kNear
+                       ? lists[warp]
+                       : work.lists + (static_cast<int64_t>(item) * 2 + warp % 2) * call.k;
+  if (here) {
+    const Search<T, kRun> search{call,
+                                 query_of<T>(call, t, book),
+                                 call.keys + static_cast<int64_t>(book) * call.n * call.half,
+                                 list,
+                                 held ? best_scores[warp] : call.scores + at,
+                                 held ? best_ids[warp] : call.ids + at};
+    if (call.given_ids != nullptr) {
+      search.take_given(call.given_ids + at);
+    } else {
+      float* products = work.products + (static_cast<int64_t>(book) * span.count + j) * work.padded;
+      if (!held || !search.take_from_near(products, work.norms + book * work.padded, factor)) {
+        search.take_from_all(products);
+      }
+    }
+    __syncwarp();
+    for (int r = lane; r < call.k && held; r += 32) {
+      call.scores[at + r] = search.scores[r];
+      call.ids[at + r] = search.ids[r];
+    }
+    if (p != nullptr) {
+      store_softmax(search.scores, call.k, p + at);
+    }
+  }
+  __syncthreads();
+  if (here && warp % 2 == 0) {
+    const int64_t read = static_cast<int64_t>(t) * call.reads + head * call.k;
+    const Best best{
+        {held ? best_scores[warp] : call.scores + at,
+         held ? best_scores[warp + 1] : call.scores + at + call.k},
+        {held ? best_ids[warp] : call.ids + at, held ? best_ids[warp + 1] : call.ids + at + call.k},
+        call.weights + read,
+        call.slots + read,
+        call.picks + read};
+    pick_slots<kHeld>(call, best, call.given_picks == nullptr ? nullptr : call.given_picks + read,
+                      list);
+  }
+}
+
+// Products of all queries of a span with all sub-keys.
+void multiply(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span) {
+  if (call.narrow) {
+    gpu_gemm({.transpose_b = true,
+              .m = span.count,
+              .n = work.padded,
+              .k = work.depth,
+              .lda = work.depth,
+              .ldb = work.depth,
+              .ldc = work.padded,
+              .batch = call.books,
+              .stride_a = int64_t{span.count} * work.depth,
+              .stride_b = int64_t{work.padded} * work.depth,
+              .stride_c = int64_t{span.count} * work.padded},
+             work.queries, work.keys, work.products);
+    return;
+  }
+  const float* q = static_cast<const float*>(call.q) + int64_t{span.first} * call.row;
+  for (int64_t book = 0; book < call.books; ++book) {
+    gpu_gemm({.transpose_b = true,
+              .m = span.length,
+              .n = call.n,
+              .k = call.half,
+              .lda = call.row,
+              .ldb = call.half,
+              .ldc = work.padded,
+              .batch = call.batch,
+              .stride_a = int64_t{call.time} * call.row,
+              .stride_c = int64_t{span.length} * work.padded},
+             q + book * call.half, call.keys + book * call.n * call.half,
+             work.products + book * span.count * work.padded);
+  }
+}
+
+// What a product, its norm and the direct distance can be off together, in parts of |q|^2 + |K|^2.
+// Floats: as README.md has it. Tensor cores cut off where floats round, hence twice as much, and
+// what is left of a sub-key after two bf16 numbers is at most 2^-18 of it.
+float product_error(const FwpkmCall& call) {
+  const auto half = static_cast<float>(call.half);
+  return call.narrow ? 0x1.0p-18f + 0x1.0p-23f * (6 * half + 16) : 0x1.0p-23f * (3 * half + 8);
+}
+
+}  // namespace
+
+void FwpkmProducts::take(Carver* carver, const FwpkmCall& call) {
+  padded = (call.n + 7) / 8 * 8;
+  depth = (2 * call.half + 7) / 8 * 8;
+  const int64_t each = int64_t{call.batch} * call.books * padded;  // scores of a token of each row
+  const int64_t longest = std::min(call.time, call.chunk);
+  tokens = static_cast<int>(
+      std::clamp<int64_t>(kScores / std::max<int64_t>(1, each), 1, std::max<int64_t>(1, longest)));
+  const int64_t rows = int64_t{call.batch} * tokens * call.books;
+  const bool given = call.given_ids != nullptr;
+  products = carver->take<float>(given ? 0 : rows * padded);
+  norms = carver->take<float>(given ? 0 : int64_t{call.books} * padded);
+  const bool packed = call.narrow && !given;
+  queries = carver->take<bf16>(packed ? rows * depth : 0);
+  keys = carver->take<bf16>(packed ? int64_t{call.books} * padded * depth : 0);
+  lists = carver->take<uint64_t>(call.k > kNear ? rows * call.k : 0);
+}
+
+void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
+                  bool new_keys, float* p) {
+  for (int begin = 0; begin < span.length; begin += work.tokens) {
+    const FwpkmSpan part = span.part(call, begin, std::min(span.length, begin + work.tokens));
+    if (call.given_ids == nullptr) {
+      const int key_rows = new_keys && begin == 0 ? call.books * work.padded : 0;
+      const int64_t rows = key_rows + (call.narrow ? int64_t{call.books} * part.count : 0);
+      if (rows > 0) {
+        with_run(call, [&](auto run) {
+          prepare_kernel<decltype(run)::value>
+              <<<fwpkm_blocks(rows), kFwpkmThreads, 0, this_stream()>>>(call, work, part, key_rows);
+        });
+        check_launch("fwpkm preparing products");
+      }
+      multiply(call, work, part);
+    }
+    const auto launch = [&](auto kernel) {
+      const int64_t items = int64_t{part.count} * call.heads;
+      kernel<<<static_cast<unsigned>(ceil_div(items, kFwpkmWarps / 2)), kFwpkmThreads, 0,
+               this_stream()>>>(call, work, part, product_error(call), p);
+      check_launch("fwpkm selecting");
+    };
+    with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
+      if (call.k <= 8) {
+        launch(&select_kernel<T, Run::value, 8>);
+      } else {
+        launch(&select_kernel<T, Run::value, 0>);
+      }
+    });
+  }
+}
+
+}  // namespace fwpkm

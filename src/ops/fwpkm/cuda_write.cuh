@@ -1,0 +1,23 @@
+// Writing, after a chunk was read: new rows of values, moved sub-keys.
+#pragma once
+
+#include "ops/fwpkm/cuda_keys.cuh"
+#include "ops/fwpkm/cuda_read.cuh"
+
+namespace fwpkm {
+
+// Of the keys of a chunk.
+struct FwpkmKeyWork {
+  float *pbar, *slope;  // [marginals, n], with the addressing loss
+  float* parts;         // [books, key_part_rows, half]
+};
+
+// New rows of the slots that a chunk read; chains and shares of its reads. Beside that, the
+// marginals of its selections if pbar is given.
+void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+                  const FwpkmFound& found, const FwpkmKeyWork& keys);
+// Moves the sub-keys in call.moved; the addressing loss.
+void move_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+               const FwpkmFound& found, const FwpkmKeyWork& keys);
+
+}  // namespace fwpkm
