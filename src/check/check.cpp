@@ -37,6 +37,10 @@ struct InputTypes {
   }
 };
 
+bool is_index(const InputSpec& spec) {
+  return spec.draw == Draw::kIndex || spec.draw == Draw::kLabel;
+}
+
 // A number that fits the type.
 double rounded(double x, DType type) {
   return type == DType::kBF16 ? static_cast<double>(Bf16(x))
@@ -71,15 +75,11 @@ std::vector<Values> draw_inputs(const OpInfo& info, const Case& c, Device device
           x = static_cast<double>(random.below(spec.limit + 1) - 1);
           break;
       }
-      x = rounded(x, InputTypes(info, spec, device).value);
+      x = is_index(spec) ? x : rounded(x, InputTypes(info, spec, device).value);
     }
     drawn.push_back(std::move(v));
   }
   return drawn;
-}
-
-bool is_index(const InputSpec& spec) {
-  return spec.draw == Draw::kIndex || spec.draw == Draw::kLabel;
 }
 
 // A case set up on a device: inputs with gradients, ready to run forward and backward.

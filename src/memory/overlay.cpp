@@ -124,6 +124,8 @@ OverlayViews Overlay::views() const {
   if (used_ == 0) {
     return {};
   }
+  require(device_.kind != DeviceKind::kCuda, "memory",
+          "rows that a stream wrote cannot be read on a GPU yet; use --device cpu");
   const auto constant = [&](const char* name, const void* data, DType dtype, const Shape& shape) {
     return Tensor::constant(View(name, const_cast<void*>(data), dtype, device_.kind, shape));
   };

@@ -1,7 +1,5 @@
 #include "model/fast_state.h"
 
-#include <cstring>
-
 #include "model/parameters.h"
 #include "ops/fwpkm/written.h"
 
@@ -62,10 +60,7 @@ void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
     if (record.fwpkm.keys) {
       copy_view(record.fwpkm.keys.view(), parameters->writable(at + "fwpkm.keys"));
       if (shared) {
-        auto* values = static_cast<std::byte*>(parameters->writable(at + "fwpkm.values").data);
-        for_written(record.fwpkm, [&](int64_t, int32_t slot, const std::byte* row, size_t bytes) {
-          std::memcpy(values + static_cast<size_t>(slot) * bytes, row, bytes);
-        });
+        put_written(record.fwpkm, parameters->writable(at + "fwpkm.values"));
       } else if (keep) {
         put_rows(record.fwpkm, &rows[static_cast<size_t>(record.layer)].overlay);
       }

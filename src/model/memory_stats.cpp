@@ -35,8 +35,8 @@ void MemoryStats::add(const MemoryRecord& record, const ModelConfig& config) {
   const bool fwpkm = config.has_fwpkm(record.layer);
   if (record.fwpkm.slots && !record.update) {
     layer.table = config.fwpkm.slots();
-    const View& view = record.fwpkm.slots.view();
-    layer.slots.insert(layer.slots.end(), view.ptr<int32_t>(), view.ptr<int32_t>() + view.size());
+    const std::vector<int32_t> slots = ints_to_host(record.fwpkm.slots.view());
+    layer.slots.insert(layer.slots.end(), slots.begin(), slots.end());
   }
   if (record.fwpkm.keys && config.fwpkm.addr_loss) {
     for (const double x : to_host(record.fwpkm.addressing.view())) {

@@ -60,7 +60,9 @@ void fetch(void*, const void*, size_t) {
 Graph::Graph(const std::function<void()>&) {
   none();
 }
-Graph::~Graph() = default;
+Graph::~Graph() {
+  graph_ = nullptr;
+}
 void Graph::launch() {
   none();
 }

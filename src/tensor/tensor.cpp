@@ -1,5 +1,6 @@
 #include "tensor/tensor.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -271,6 +272,16 @@ std::vector<double> to_host(const View& view) {
   with_type(view, [&]<typename T>(T*) {
     for_each<T>(view, [&](const T* x, int64_t i) { values[i] = static_cast<double>(*x); });
   });
+  return values;
+}
+
+std::vector<int32_t> ints_to_host(const View& view) {
+  std::vector<int32_t> values(static_cast<size_t>(view.size()));
+  if (!values.empty()) {
+    read_on_host(view, [&](const View& host) {
+      std::copy_n(host.ptr<int32_t>(), values.size(), values.data());
+    });
+  }
   return values;
 }
 

@@ -109,6 +109,8 @@ class Run {
 
 // The values of a tensor as doubles, whatever its device, type and strides.
 std::vector<double> to_host(const View& view);
+// The numbers of a contiguous int32 view.
+std::vector<int32_t> ints_to_host(const View& view);
 // Fills a view of any float type.
 void copy_from_host(const View& view, std::span<const double> values);
 void fill_zero(const View& view);

@@ -10,11 +10,10 @@ GpuSteps::Pinned::Pinned(size_t bytes) : data(cuda::allocate_pinned(bytes)) {
 
 bool GpuSteps::can(const Model& model) {
   const ModelConfig& config = model.config();
-  bool fast = config.architecture == Architecture::kLact;
-  for (int l = 0; l < config.layers; ++l) {
-    fast = fast || config.has_fwpkm(l) || config.has_fwmlp(l);
-  }
-  return model.parameters().device().kind == DeviceKind::kCuda && !fast;
+  const bool carries = config.memory == MemoryMode::kPerSequence &&
+                       config.carry != Carry::kSequence &&
+                       (config.has_any_fwpkm() || !config.fwmlp.layers.empty());
+  return model.parameters().device().kind == DeviceKind::kCuda && !carries;
 }
 
 GpuSteps::GpuSteps(Model& model, AdamW& optimizer, bool graphs)
@@ -68,8 +67,16 @@ void GpuSteps::accumulate(std::span<const int32_t> tokens, int64_t batch, int64_
     ForwardOptions options;
     options.full_attention_window = window;
     options.starts = k.starts;
+    k.records.clear();
+    options.records = &k.records;
     k.loss = add_gradients(model_, pool_, k.inputs, k.labels, k.seed, options);
+    commit(k.records, model_.config(), &model_.parameters());
+    for (MemoryRecord& record : k.records) {
+      record.fwpkm.rows = record.fwpkm.writes = Tensor();
+      record.mlp.after = {};
+    }
   };
+  last_ = &k;
   if (!graphs_ || !k.ran) {
     work();
     k.ran = true;

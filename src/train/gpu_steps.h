@@ -22,8 +22,8 @@ class GpuSteps {
   // Both must outlive this. Without `graphs`, kernels are always started one by one.
   GpuSteps(Model& model, AdamW& optimizer, bool graphs = true);
 
-  // Queues forward and backward of a batch; arguments as in accumulate_gradients. `window` as
-  // ForwardOptions::full_attention_window.
+  // Queues forward and backward of a batch, and keeps what its memories wrote; arguments as in
+  // accumulate_gradients. `window` as ForwardOptions::full_attention_window.
   void accumulate(std::span<const int32_t> tokens, int64_t batch, int64_t seq, double weight,
                   int64_t window = 0, int32_t hide_after = -1);
   // Queues clipping and the optimizer.
@@ -31,6 +31,10 @@ class GpuSteps {
   // Waits. The mean loss of the step's batches, and the norm of their gradients before clipping:
   // one that is not finite has changed no weight.
   StepResult finish();
+
+  // What the memories did in the batch that came last, once the GPU is done; good until the next
+  // accumulate().
+  std::span<const MemoryRecord> records() const { return last_->records; }
 
   size_t held_bytes() const { return pool_.held_bytes(); }
 
@@ -46,6 +50,7 @@ class GpuSteps {
   // Batches of one kind, and what is recorded of them.
   struct Kind {
     Tensor inputs, labels, starts, seed, loss;
+    std::vector<MemoryRecord> records;
     std::vector<std::unique_ptr<Pinned>> staged;  // tokens of each batch of a step
     std::unique_ptr<cuda::Graph> graph;
     bool ran = false;
@@ -60,6 +65,7 @@ class GpuSteps {
   const bool graphs_;
   Pool pool_;  // its blocks are the graphs': nobody else gets any
   std::map<Key, Kind> kinds_;
+  Kind* last_ = nullptr;
   std::unique_ptr<cuda::Graph> update_;
   bool updated_ = false;
   std::vector<std::unique_ptr<Pinned>> losses_;

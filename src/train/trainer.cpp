@@ -23,6 +23,9 @@ enum RandomStream : uint64_t { kPswaStream = 1 };
 // What rows carry from sequence to sequence, in a checkpoint.
 constexpr const char* kCarriedFile = "carried.safetensors";
 
+// Counting what the memories did takes the host longer than a step takes a GPU.
+constexpr int64_t kGpuStatsEvery = 10;
+
 class Trainer {
  public:
   Trainer(const ModelConfig& config, Device device, const TrainOptions& options, TrainData data,
@@ -184,12 +187,18 @@ StepResult Trainer::queue_step(int64_t step, const AdamWSettings& adam) {
                      attention_window(step), hide_after());
   }
   gpu_->update(adam, settings().clip);
+  memory_.clear();
   if (step < settings().steps) {
     data_state_ = data_.train->state();
     read_ahead_ = data_.train->next();
   }
   const StepResult result = gpu_->finish();
   require_finite(step, result.loss, result.grad_norm);
+  if (step % kGpuStatsEvery == 0 || step == settings().steps) {
+    for (const MemoryRecord& record : gpu_->records()) {
+      memory_.add(record, model_.config());
+    }
+  }
   return result;
 }
 

@@ -5,6 +5,7 @@
 // than a rare one.
 #pragma once
 
+#include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 
 #include "base/error.h"
@@ -16,7 +17,7 @@ namespace fwpkm {
 inline constexpr int kRowSumThreads = 128;
 
 // The sorted list, and what sums of rows of `width` floats need besides.
-struct RowSums {
+struct RowSumPlan {
   int64_t count, width;
   int64_t window, windows;  // places in a window, and how many there are
   int32_t* numbers;         // 0 .. count-1
@@ -26,7 +27,7 @@ struct RowSums {
   std::byte* sort;
   size_t sort_bytes;
 
-  RowSums(int64_t places_count, int64_t row_width, Carver& carver)
+  RowSumPlan(int64_t places_count, int64_t row_width, Carver& carver)
       : count(places_count), width(row_width) {
     constexpr int64_t kMostWindows = 16384;
     window = 32 * std::max<int64_t>(1, ceil_div(count, 32 * kMostWindows));
@@ -44,7 +45,7 @@ struct RowSums {
 
 // What is added up: to[id] += weight * row, over all places of an id.
 template <typename T>
-struct RowTerms {
+struct RowSumTerms {
   const T* rows;
   FastRows row_at;
   FastDivisor sharing;   // places that follow each other and share a row
@@ -56,7 +57,7 @@ struct RowTerms {
 };
 
 template <typename Index>
-__global__ void number_kernel(Index* numbers, int64_t count) {
+__global__ void number_places_kernel(Index* numbers, int64_t count) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
     numbers[i] = static_cast<Index>(i);
@@ -65,7 +66,8 @@ __global__ void number_kernel(Index* numbers, int64_t count) {
 
 // A lane has kHold runs of kRun columns, 32 runs apart. Dots need all columns in one warp.
 template <typename T, int kRun, int kHold, bool kDots>
-__global__ void __launch_bounds__(kRowSumThreads) window_kernel(RowSums s, RowTerms<T> terms) {
+__global__ void __launch_bounds__(kRowSumThreads)
+    row_window_kernel(RowSumPlan s, RowSumTerms<T> terms) {
   constexpr unsigned kAll = 0xffffffffu;
   constexpr int kBatch = kDots ? 2 : 4;  // rows that are loaded together
   const int lane = threadIdx.x % 32;
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(kRowSumThreads) window_kernel(RowSums s, RowTe
 
 // Runs that cross windows; a block for each window that one begins in.
 template <int kRun>
-__global__ void __launch_bounds__(kRowSumThreads) join_kernel(RowSums s, float* to) {
+__global__ void __launch_bounds__(kRowSumThreads) row_join_kernel(RowSumPlan s, float* to) {
   const int64_t w = blockIdx.x, begin = w * s.window, next = begin + s.window;
   const int64_t column = (blockIdx.y * int64_t{kRowSumThreads} + threadIdx.x) * kRun;
   const int32_t id = s.ids[next - 1];
@@ -190,12 +192,12 @@ __global__ void __launch_bounds__(kRowSumThreads) join_kernel(RowSums s, float* 
 }
 
 // Sorts `count` numbers below `limit`.
-inline void sort_places(const RowSums& s, const int32_t* ids, int64_t limit, const char* op) {
+inline void sort_places(const RowSumPlan& s, const int32_t* ids, int64_t limit, const char* op) {
   int bits = 1;
   while (bits < 31 && int64_t{1} << bits < limit) {
     ++bits;
   }
-  number_kernel<<<blocks_for(s.count, 256), 256, 0, this_stream()>>>(s.numbers, s.count);
+  number_places_kernel<<<blocks_for(s.count, 256), 256, 0, this_stream()>>>(s.numbers, s.count);
   check_launch(op);
   const auto sort = [&](void* workspace, size_t* bytes) {
     check_cuda(cub::DeviceRadixSort::SortPairs(workspace, *bytes, ids, s.ids, s.numbers, s.places,
@@ -209,17 +211,17 @@ inline void sort_places(const RowSums& s, const int32_t* ids, int64_t limit, con
   sort(s.sort, &given);
 }
 
-// Adds up all terms; the places are sorted already. kHold as in window_kernel.
+// Adds up all terms; the places are sorted already. kHold as in row_window_kernel.
 template <int kRun, int kHold, bool kDots, typename T>
-void add_rows(const RowSums& s, const RowTerms<T>& terms, const char* op) {
+void add_shared_rows(const RowSumPlan& s, const RowSumTerms<T>& terms, const char* op) {
   const dim3 grid(static_cast<unsigned>(ceil_div(s.windows, kRowSumThreads / 32)),
                   static_cast<unsigned>(ceil_div(s.width, 32 * kRun * kHold)));
-  window_kernel<T, kRun, kHold, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
+  row_window_kernel<T, kRun, kHold, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
   check_launch(op);
   if (s.windows > 1) {
     const dim3 joins(static_cast<unsigned>(s.windows - 1),
                      static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * kRun)));
-    join_kernel<kRun><<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to);
+    row_join_kernel<kRun><<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to);
     check_launch(op);
   }
 }

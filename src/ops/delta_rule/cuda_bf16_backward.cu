@@ -6,7 +6,7 @@ namespace fwpkm {
 namespace delta_tensor {
 namespace {
 
-// <x_i, d_i> of a lane's two rows, for tiles of columns from `first` on.
+// Adds <x_i, d_i> of a lane's two rows.
 template <int kTiles>
 __device__ void add_along(const float (&d)[kTiles][4], const bf16* tile, int ld, const Lane& at,
                           float (&sums)[2]) {

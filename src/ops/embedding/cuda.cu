@@ -47,17 +47,17 @@ void copy_rows(const View& ids, const View& table, const View& y) {
 }
 
 template <typename T>
-void backward(const OpArgs& args, const RowSums& sums) {
+void backward(const OpArgs& args, const RowSumPlan& sums) {
   const View &dy = args.dout[0], &dtable = args.din[1];
-  const RowTerms<T> terms = {.rows = dy.ptr<T>(),
-                             .row_at = FastRows(dy),
-                             .sharing = FastDivisor(1),
-                             .weights = nullptr,
-                             .to = dtable.ptr<float>()};
+  const RowSumTerms<T> terms = {.rows = dy.ptr<T>(),
+                                .row_at = FastRows(dy),
+                                .sharing = FastDivisor(1),
+                                .weights = nullptr,
+                                .to = dtable.ptr<float>()};
   if (in_runs_of(4, {dy, dtable})) {
-    add_rows<4, 2, false>(sums, terms, "embedding backward");
+    add_shared_rows<4, 2, false>(sums, terms, "embedding backward");
   } else {
-    add_rows<1, 2, false>(sums, terms, "embedding backward");
+    add_shared_rows<1, 2, false>(sums, terms, "embedding backward");
   }
 }
 
@@ -92,7 +92,7 @@ void embedding_backward_cuda(const OpArgs& args) {
     return;
   }
   Carver carver(args.workspace);
-  const RowSums sums(ids.size(), table.dim(1), carver);
+  const RowSumPlan sums(ids.size(), table.dim(1), carver);
   sort_places(sums, ids.ptr<int32_t>(), table.dim(0), "embedding sort");
   with_real(args.dout[0], [&]<typename T>(T*) { backward<T>(args, sums); });
 }
@@ -102,7 +102,7 @@ size_t embedding_workspace_cuda(const OpArgs& args, bool backward) {
     return 0;
   }
   Carver carver(nullptr);
-  const RowSums sums(args.in[0].shape.size(), args.in[1].dim(1), carver);
+  const RowSumPlan sums(args.in[0].shape.size(), args.in[1].dim(1), carver);
   return carver.used();
 }
 

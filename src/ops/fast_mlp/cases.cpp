@@ -60,6 +60,10 @@ std::vector<Case> fast_mlp_cases() {
   cases.push_back(make({1, 1, 1, 1, 1, 1}, {.chunk = 1, .lookahead = 0, .lr = 1}));
   cases.push_back(make({1, 1, 12, 5, 13, 7}, {.chunk = 1, .lookahead = 0, .mean_target = true}));
   cases.push_back(make({2, 1, 200, 64, 130, 65}, {.chunk = 64, .lookahead = 1, .lr = 1}));
+  // Wide enough for tensor cores.
+  cases.push_back(make({2, 1, 70, 64, 72, 64}, {.chunk = 32, .lookahead = 1, .lr = 1}));
+  cases.push_back(
+      make({2, 2, 40, 64, 64, 72}, {.chunk = 16, .lookahead = 2, .mean_target = true, .lr = 1}));
   // More tokens than the kernel takes at once, in one row and in several.
   cases.push_back(make({1, 1, 1300, 5, 13, 7}, {.chunk = 600, .lookahead = 4, .lr = 1}));
   cases.push_back(

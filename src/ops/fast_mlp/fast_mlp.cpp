@@ -9,7 +9,8 @@ const Op kFastMlp = {
     .reference_f64 = {&fast_mlp_forward_reference<double>, &fast_mlp_backward_reference<double>},
     .reference_f32 = {&fast_mlp_forward_reference<float>, &fast_mlp_backward_reference<float>},
     .cpu = {&fast_mlp_forward_cpu, &fast_mlp_backward_cpu, &fast_mlp_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&fast_mlp_forward_cuda, &fast_mlp_backward_cuda,
+                               &fast_mlp_workspace_cuda),
 };
 
 namespace {

@@ -56,6 +56,9 @@ std::vector<struct Case> fast_mlp_cases();
 void fast_mlp_forward_cpu(const OpArgs& args);
 void fast_mlp_backward_cpu(const OpArgs& args);
 size_t fast_mlp_workspace_cpu(const OpArgs& args, bool backward);
+void fast_mlp_forward_cuda(const OpArgs& args);
+void fast_mlp_backward_cuda(const OpArgs& args);
+size_t fast_mlp_workspace_cuda(const OpArgs& args, bool backward);
 
 // in: q, v, the six weights. out: vhat, losses and, with writing, the six weights after. saved: the
 // weights after the first `versions` writes, [versions, R, packed].

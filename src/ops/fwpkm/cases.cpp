@@ -74,10 +74,11 @@ Tensor written(Run& run, const FwpkmResult& r, int64_t slots) {
   const int64_t owners = r.counts.dim(0), cap = r.writes.dim(0) / owners, dv = r.rows.dim(1);
   const std::vector<double> rows = to_host(r.rows.view());
   std::vector<double> table(static_cast<size_t>(owners * slots * dv));
-  const int32_t* writes = r.writes.view().ptr<int32_t>();
+  const std::vector<int32_t> writes = ints_to_host(r.writes.view()),
+                             counts = ints_to_host(r.counts.view());
   for (int64_t o = 0; o < owners; ++o) {
-    for (int64_t i = 0; i < r.counts.view().ptr<int32_t>()[o]; ++i) {
-      const int32_t* write = writes + (o * cap + i) * 3;
+    for (int64_t i = 0; i < counts[static_cast<size_t>(o)]; ++i) {
+      const int32_t* write = writes.data() + (o * cap + i) * 3;
       require(write[0] == o, "fwpkm", "a write of owner {} stands with those of {}", write[0], o);
       for (int64_t c = 0; c < dv && write[2] >= 0; ++c) {
         table[(o * slots + write[1]) * dv + c] = rows[write[2] * dv + c];

@@ -47,11 +47,13 @@ void through_tokens(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGro
 void to_earlier(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                 const FwpkmBack& back);
 
-// A sub-key as the chunk read it.
-__device__ inline const float* key_read(const FwpkmCall& call, const FwpkmSpan& span,
-                                        const FwpkmGroups& groups, int book, int id) {
-  return call.keys_move ? call.key_rows + old_key_place(call, span, groups, book, id) * call.half
-                        : call.keys + (static_cast<int64_t>(book) * call.n + id) * call.half;
+// Sub-keys as chunks read them, and the number of one among them.
+__device__ inline const float* keys_read(const FwpkmCall& call) {
+  return call.keys_move ? call.key_rows : call.keys;
+}
+__device__ inline int key_read(const FwpkmCall& call, const FwpkmSpan& span,
+                               const FwpkmGroups& groups, int book, int id) {
+  return call.keys_move ? old_key_place(call, span, groups, book, id) : book * call.n + id;
 }
 
 }  // namespace fwpkm

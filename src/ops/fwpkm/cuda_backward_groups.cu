@@ -68,9 +68,10 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   const int book = item / pieces;
   const Selection mine(call, span, groups, book, item % pieces * kFwpkmPiece + lane);
   const int some = __popc(__ballot_sync(kWholeWarp, mine.here));
-  const T* query = query_of<T>(call, mine.t, book);
-  const float* key = key_read(call, span, groups, book, mine.id);
-  const float* dkey = back.dkeys + (static_cast<int64_t>(book) * call.n + mine.id) * call.half;
+  const int key = key_read(call, span, groups, book, mine.id);
+  const auto row_of = [&](const float* rows, int number, int i) {
+    return rows + static_cast<int64_t>(__shfl_sync(kWholeWarp, number, i)) * call.half;
+  };
   float along = 0;
   for (int begin = 0; begin < some; begin += kAhead) {
     float sums[kAhead] = {};
@@ -79,8 +80,9 @@ __global__ void __launch_bounds__(kFwpkmThreads)
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         const int i = min(begin + u, some - 1);
-        const T* q = lane_pointer(query, i);
-        const float *k = lane_pointer(key, i), *dk = lane_pointer(dkey, i);
+        const T* q = query_of<T>(call, __shfl_sync(kWholeWarp, mine.t, i), book);
+        const float* k = row_of(keys_read(call), key, i);
+        const float* dk = row_of(back.dkeys, book * call.n + mine.id, i);
         for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
           load_run(q + c, x[u][g]);
           load_run(dk + c, z[u][g]);
@@ -185,11 +187,11 @@ __device__ void spread_values(const FwpkmCall& call, const FwpkmSpan& span,
       const bool here = lane < reads.count, live = back.live[chain] != 0;
       const int place = here ? reads.place(lane) : reads.first;
       sum_few<kRun>(live ? to : nullptr, to, call.dv, __ballot_sync(kWholeWarp, here),
-                    call.weights[read_at(place)], row_of(back.dreads, place));
+                    call.weights[read_at(place)], back.dreads, place / call.reads);
       if (back.memory) {
         const bool writes = here && span.writes(place / call.reads);
         sum_few<kRun>(to, to, call.dv, __ballot_sync(kWholeWarp, writes),
-                      writes ? back.dalong[place] : 0.0f, row_of(back.errors, place));
+                      writes ? back.dalong[place] : 0.0f, back.errors, place / call.reads);
       }
       __syncwarp();
       if (lane == 0) {
@@ -225,7 +227,7 @@ __device__ void spread_values(const FwpkmCall& call, const FwpkmSpan& span,
 
 // The first blocks have the pieces of the codebooks' lists: parts of what scores give to the keys.
 template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
+__global__ void __launch_bounds__(kFwpkmThreads, 3)
     spread_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back,
                   int key_blocks) {
   const int block = blockIdx.x;
@@ -243,8 +245,8 @@ __global__ void __launch_bounds__(kFwpkmThreads)
                        piece * kFwpkmPiece + static_cast<int>(threadIdx.x % 32));
   const float scale =
       slope_of(call, call.scores[mine.of_all(call, book)]) * back.ds[mine.of_chunk(call, book)];
-  sum_piece<T, kRun>(call, span, book, piece, mine, scale,
-                     key_read(call, span, groups, book, mine.id), back.parts);
+  sum_piece<T, kRun, 2>(call, span, book, piece, mine, scale, keys_read(call),
+                        key_read(call, span, groups, book, mine.id), back.parts);
 }
 
 // The gradients of the keys before the chunk, in place of those after it: a warp for each.
@@ -277,7 +279,7 @@ __global__ void __launch_bounds__(kFwpkmThreads)
     });
     add_parts<kRun>(call, span, book, id, begin, end, back.parts, first, sum);
     for_groups<kRun, kFwpkmKeyGroups>(first, call.half,
-                                      [&](int g, int c) { store_run(dkey + c, sum[g]); });
+                                      [&](int g, int c) { store_wide(dkey + c, sum[g]); });
   }
 }
 

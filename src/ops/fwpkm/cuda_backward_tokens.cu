@@ -50,8 +50,8 @@ __device__ void put_target(const FwpkmCall& call, const FwpkmBack& back, int t, 
                            const float (&de)[kRun]) {
   float x[kRun] = {};
   add_run(-1.0f, de, x);
-  put_run(static_cast<T*>(back.dv) + static_cast<int64_t>(t + call.lookahead) * call.dv + c, x,
-          back.add_v);
+  put_wide(static_cast<T*>(back.dv) + static_cast<int64_t>(t + call.lookahead) * call.dv + c, x,
+           back.add_v);
 }
 
 // Up to kReads reads, whose rows all are in registers at once. Leaves dw; -> dg.
@@ -90,7 +90,7 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
 #pragma unroll
     for (int r = 0; r < kReads; ++r) {
       if (r < call.reads) {
-        load_run(rows[r].value + c, values[r]);
+        load_run(global_pointer(rows[r].value) + c, values[r]);
       }
     }
     load_run(dy + c, dread);
@@ -99,7 +99,7 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
 #pragma unroll
       for (int r = 0; r < kReads; ++r) {
         if ((live >> r & 1) != 0) {
-          load_run(rows[r].gradient + c, gradients[r]);
+          load_run(global_pointer(rows[r].gradient) + c, gradients[r]);
         }
       }
       load_run(target_of<T>(call, token.t) + c, target);
@@ -123,7 +123,7 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
       put_target<T>(call, back, token.t, c, de);
     }
     if (!back.last) {
-      store_run(dreads + c, dread);
+      store_wide(dreads + c, dread);
     }
 #pragma unroll
     for (int r = 0; r < kReads; ++r) {
@@ -220,14 +220,14 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
       if (token.writes) {
         load_run(target_of<T>(call, token.t) + c, x);
         add_run(-1.0f, x, error[g]);
-        store_run(errors + c, error[g]);
+        store_wide(errors + c, error[g]);
         if (back.dv != nullptr) {
           put_target<T>(call, back, token.t, c, de[g]);
         }
       }
       load_run(dy + c, x);
       add_run(1.0f, x, de[g]);
-      store_run(dreads + c, de[g]);
+      store_wide(dreads + c, de[g]);
     });
   }
   for (int r = 0; r < call.reads; ++r) {
@@ -264,67 +264,87 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
   return warp_sum(dgate);
 }
 
-// Through the addressing loss's gradient to a token's scores in one codebook: sets ds.
-__device__ void through_addressing(const FwpkmCall& call, const FwpkmSpan& span,
-                                   const FwpkmBack& back, const Token& token, int book) {
-  const int64_t all = (static_cast<int64_t>(token.t) * call.books + book) * call.k;
-  const int64_t own = (static_cast<int64_t>(token.j) * call.books + book) * call.k;
-  const int64_t marginal = static_cast<int64_t>(book % call.marginals) * call.n;
-  const float *p = back.p + all, *gam = back.gam + own;
-  const float* a =
-      back.slope + static_cast<int64_t>(span.number) * call.marginals * call.n + marginal;
-  const float* dpbar = back.dpbar + marginal;
-  const float lambda = call.addr_weight, share = 1.0f / marginal_tokens(call, span);
-  const int32_t* ids = call.ids + all;
-  float a_mean = 0, gam_mean = 0, dp_mean = 0;
-#pragma unroll 4
-  for (int r = 0; r < call.k; ++r) {
-    a_mean = fmaf(p[r], a[ids[r]], a_mean);
-    gam_mean = fmaf(p[r], lambda * gam[r], gam_mean);
+// The sum over the half of a warp that this lane is in.
+__device__ float half_sum(float x) {
+#pragma unroll
+  for (int step = 8; step > 0; step /= 2) {
+    x += __shfl_xor_sync(kWholeWarp, x, step);
   }
-  const auto dp = [&](int r) {
-    const float slope = a[ids[r]];
-    return (lambda * gam[r] * (slope - a_mean) - slope * gam_mean + dpbar[ids[r]]) * share;
-  };
-#pragma unroll 4
-  for (int r = 0; r < call.k; ++r) {
-    dp_mean = fmaf(p[r], dp(r), dp_mean);
-  }
-#pragma unroll 4
-  for (int r = 0; r < call.k; ++r) {
-    back.ds[own + r] = p[r] * (dp(r) - dp_mean);
-  }
+  return x;
 }
 
-// From dw to the gradients of the token's sub-scores.
+// What the addressing loss's gradient gives to a token's scores in one codebook, where the keys
+// have gradients. A half of a warp has a codebook.
+struct ThroughAddressing {
+  const float *p, *gam, *a, *dpbar;
+  const int32_t* ids;
+  float lambda, share;
+  float a_mean = 0, gam_mean = 0, dp_mean = 0;
+
+  __device__ ThroughAddressing(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
+                               int64_t all, int64_t own, int book) {
+    const int64_t marginal = static_cast<int64_t>(book % call.marginals) * call.n;
+    p = back.p + all;
+    gam = back.gam + own;
+    a = back.slope + static_cast<int64_t>(span.number) * call.marginals * call.n + marginal;
+    dpbar = back.dpbar + marginal;
+    ids = call.ids + all;
+    lambda = call.addr_weight;
+    share = 1.0f / marginal_tokens(call, span);
+    for (int r = threadIdx.x % 16; r < call.k; r += 16) {
+      a_mean = fmaf(p[r], a[ids[r]], a_mean);
+      gam_mean = fmaf(p[r], lambda * gam[r], gam_mean);
+    }
+    a_mean = half_sum(a_mean);
+    gam_mean = half_sum(gam_mean);
+    for (int r = threadIdx.x % 16; r < call.k; r += 16) {
+      dp_mean = fmaf(p[r], dp(r), dp_mean);
+    }
+    dp_mean = half_sum(dp_mean);
+  }
+  __device__ float dp(int r) const {
+    const float slope = a[ids[r]];
+    return (lambda * gam[r] * (slope - a_mean) - slope * gam_mean + dpbar[ids[r]]) * share;
+  }
+  __device__ float ds(int r) const { return p[r] * (dp(r) - dp_mean); }
+};
+
+// From dw to the gradients of the token's sub-scores: a head at a time, half a warp for each of its
+// codebooks.
 __device__ void through_softmax(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
                                 const Token& token) {
   const int lane = threadIdx.x % 32;
-  const bool addressing = back.keys_live && call.addr_loss;
-  for (int book = lane; book < call.books && addressing; book += 32) {
-    through_addressing(call, span, back, token, book);
-  }
-  __syncwarp();
   const float *weights = call.weights + token.read, *dw = back.dw + token.own;
   float mean = 0;
   for (int r = lane; r < call.reads; r += 32) {
     mean = fmaf(weights[r], dw[r], mean);
   }
   mean = warp_sum(mean);
-  for (int i = lane; i < call.books * call.k; i += 32) {
-    const int book = i / call.k, rank = i % call.k;
-    const int64_t own = 2 * token.own + i, all = 2 * token.read + i;
-    float sum = addressing ? back.ds[own] : 0.0f;
-    if (back.keys_live && !call.dot) {
-      sum = fmaf(back.push[all], back.gam[own], sum);
-    }
-    for (int r = book / 2 * call.k; r < (book / 2 + 1) * call.k; ++r) {
-      const int pick = call.picks[token.read + r];
-      if ((book % 2 == 0 ? pick / call.k : pick % call.k) == rank) {
-        sum = fmaf(weights[r], dw[r] - mean, sum);
+  for (int head = 0; head < call.heads; ++head) {
+    const int book = 2 * head + lane / 16;
+    const int64_t all = 2 * token.read + book * call.k, own = 2 * token.own + book * call.k;
+    const auto store = [&](auto&& from_keys) {
+      for (int rank = lane % 16; rank < call.k; rank += 16) {
+        float sum = from_keys(rank);
+#pragma unroll 8
+        for (int r = head * call.k; r < (head + 1) * call.k; ++r) {
+          const int pick = call.picks[token.read + r];
+          const bool part = (lane < 16 ? pick / call.k : pick % call.k) == rank;
+          const float slot = weights[r] * (dw[r] - mean);
+          sum += part ? slot : 0.0f;
+        }
+        back.ds[own + rank] = sum;
       }
+    };
+    const auto from_slope = [&](int rank) {  // r in 2 r (q - K) goes through the score
+      return back.keys_live && !call.dot ? back.push[all + rank] * back.gam[own + rank] : 0.0f;
+    };
+    if (back.keys_live && call.addr_loss) {
+      const ThroughAddressing through(call, span, back, all, own, book);
+      store([&](int rank) { return from_slope(rank) + through.ds(rank); });
+    } else {
+      store(from_slope);
     }
-    back.ds[own] = sum;
   }
   __syncwarp();
 }
@@ -339,6 +359,9 @@ __device__ void to_query(const FwpkmCall& call, const FwpkmSpan& span, const Fwp
   const int64_t own = (static_cast<int64_t>(token.j) * call.books + book) * call.k;
   const T* query = query_of<T>(call, token.t, book);
   T* dq = static_cast<T*>(back.dq) + static_cast<int64_t>(token.t) * call.row + book * call.half;
+  const auto row_of = [&](const float* rows, int number, int i) {
+    return rows + static_cast<int64_t>(__shfl_sync(kWholeWarp, number, i)) * call.half;
+  };
   for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
     float q[kGroups][kRun] = {}, sum[kGroups][kRun] = {};
     if (!call.dot) {
@@ -347,21 +370,21 @@ __device__ void to_query(const FwpkmCall& call, const FwpkmSpan& span, const Fwp
     for (int begin = 0; begin < call.k; begin += 32) {
       const int some = min(32, call.k - begin);
       float by_score = 0, by_key = 0;
-      const float *key = nullptr, *dkey = nullptr;
+      int key = 0, dkey = 0;
       if (lane < some) {
         const int id = call.ids[all + begin + lane];
         const float slope = slope_of(call, call.scores[all + begin + lane]);
         by_score = slope * back.ds[own + begin + lane];
         by_key = back.keys_live ? -slope * back.push[all + begin + lane] : 0.0f;
         key = key_read(call, span, groups, book, id);
-        dkey = back.dkeys + (static_cast<int64_t>(book) * call.n + id) * call.half;
+        dkey = book * call.n + id;
       }
       for (int r = 0; r < some; r += kAhead) {
         float x[kAhead][kGroups][kRun], y[kAhead][kGroups][kRun];
 #pragma unroll
         for (int u = 0; u < kAhead; ++u) {
           const int i = min(r + u, some - 1);
-          const float *k = lane_pointer(key, i), *dk = lane_pointer(dkey, i);
+          const float *k = row_of(keys_read(call), key, i), *dk = row_of(back.dkeys, dkey, i);
           for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
             load_run(k + c, x[u][g]);
             if (back.keys_live) {
@@ -388,7 +411,7 @@ __device__ void to_query(const FwpkmCall& call, const FwpkmSpan& span, const Fwp
       }
     }
     for_groups<kRun, kGroups>(first, call.half,
-                              [&](int g, int c) { put_run(dq + c, sum[g], back.add_q); });
+                              [&](int g, int c) { put_wide(dq + c, sum[g], back.add_q); });
   }
 }
 

@@ -137,10 +137,25 @@ __device__ inline float slope_of(const FwpkmCall& call, float score) {
   return call.dot ? 1.0f : 2 * expf(score);
 }
 
+// Tells the compiler what it cannot see of a pointer that went through other hands.
 template <typename T>
-__device__ inline T* lane_pointer(T* pointer, int lane) {
-  return reinterpret_cast<T*>(
-      __shfl_sync(kWholeWarp, reinterpret_cast<unsigned long long>(pointer), lane));
+__device__ inline T* global_pointer(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
+
+// put_run with wide stores, for global memory.
+template <int kRun, typename T>
+__device__ inline void put_wide(T* to, float (&values)[kRun], bool accumulate) {
+  if (accumulate) {
+    float old[kRun];
+    load_run(to, old);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      values[i] += old[i];
+    }
+  }
+  store_wide(to, values);
 }
 
 // Calls fn(group, column) for the runs that a warp's lane holds of columns first..width.
@@ -182,16 +197,20 @@ __device__ inline void add_read_rows(const FwpkmCall& call, int t, int first,
   for (int begin = 0; begin < call.reads; begin += 32) {
     const int some = min(32, call.reads - begin);
     float weight = 0;
-    const float* row = nullptr;
+    int source = 0, slot = 0;
     if (lane < some) {
       weight = call.weights[at + begin + lane];
-      row = value_row(call, call.source[at + begin + lane], call.slots[at + begin + lane]);
+      source = call.source[at + begin + lane];
+      slot = call.slots[at + begin + lane];
     }
+    const auto row_of = [&](int r) {
+      return value_row(call, __shfl_sync(kWholeWarp, source, r), __shfl_sync(kWholeWarp, slot, r));
+    };
     for (int r = 0; r < some; r += 2) {
       const bool two = r + 1 < some;
       const float wa = __shfl_sync(kWholeWarp, weight, r);
       const float wb = __shfl_sync(kWholeWarp, weight, min(r + 1, 31));
-      const float *a = lane_pointer(row, r), *b = lane_pointer(row, min(r + 1, 31));
+      const float *a = row_of(r), *b = row_of(min(r + 1, 31));
       float x[kFwpkmGroups][kRun], y[kFwpkmGroups][kRun];
       for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) { load_run(a + c, x[g]); });
       if (two) {

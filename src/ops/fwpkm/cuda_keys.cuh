@@ -51,25 +51,24 @@ struct Selection {
 };
 
 // Where a chunk keeps a sub-key as it was before the chunk moved it.
-__device__ inline int64_t old_key_place(const FwpkmCall& call, const FwpkmSpan& span,
-                                        const FwpkmGroups& groups, int book, int id) {
-  const int64_t base = span.number * call.key_step,
-                length = static_cast<int64_t>(span.count) * call.k;
+__device__ inline int old_key_place(const FwpkmCall& call, const FwpkmSpan& span,
+                                    const FwpkmGroups& groups, int book, int id) {
+  const int base = static_cast<int>(span.number * call.key_step), length = span.count * call.k;
   if (call.n <= length) {
-    return base + static_cast<int64_t>(book) * call.n + id;
+    return base + book * call.n + id;
   }
-  return base + book * length +
-         place_of(groups.entries[book * length + groups.start(call, book, id)]);
+  const uint64_t* entries = groups.entries + static_cast<int64_t>(book) * length;
+  return base + book * length + place_of(entries[groups.start(call, book, id)]);
 }
 
 // Adds up, for the groups in a piece, scale * (q - K), or scale * q for dot products. Each lane has
-// the selection at its place in the piece, its scale and its sub-key as the chunk read it.
-template <typename T, int kRun>
+// the selection at its place in the piece, its scale and the number in `keys` of its sub-key as the
+// chunk read it; kAhead of them are on their way at a time.
+template <typename T, int kRun, int kAhead>
 __device__ inline void sum_piece(const FwpkmCall& call, const FwpkmSpan& span, int book, int piece,
-                                 const Selection& mine, float scale, const float* key,
+                                 const Selection& mine, float scale, const float* keys, int key,
                                  float* parts) {
-  constexpr int kGroups = kFwpkmKeyGroups, kAhead = 4;
-  const T* query = query_of<T>(call, mine.t, book);
+  constexpr int kGroups = kFwpkmKeyGroups;
   const int some = __popc(__ballot_sync(kWholeWarp, mine.here));
   float* part = parts + (book * key_part_rows(call, span) + piece) * call.half;
   for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
@@ -77,7 +76,7 @@ __device__ inline void sum_piece(const FwpkmCall& call, const FwpkmSpan& span, i
     int group = __shfl_sync(kWholeWarp, mine.id, 0);
     const auto flush = [&] {
       for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
-        store_run(part + static_cast<int64_t>(group) * call.half + c, sum[g]);
+        store_wide(part + static_cast<int64_t>(group) * call.half + c, sum[g]);
       });
     };
     for (int begin = 0; begin < some; begin += kAhead) {
@@ -85,8 +84,8 @@ __device__ inline void sum_piece(const FwpkmCall& call, const FwpkmSpan& span, i
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         const int i = min(begin + u, some - 1);
-        const T* q = lane_pointer(query, i);
-        const float* k = lane_pointer(key, i);
+        const T* q = query_of<T>(call, __shfl_sync(kWholeWarp, mine.t, i), book);
+        const float* k = keys + static_cast<int64_t>(__shfl_sync(kWholeWarp, key, i)) * call.half;
         for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
           load_run(q + c, x[u][g]);
           if (!call.dot) {

@@ -88,14 +88,14 @@ __device__ float read_rows(const FwpkmCall& call, int t, T* y, float* error) {
     add_read_rows<kRun>(call, t, first, sum);
     for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) {
       if (y != nullptr) {
-        store_run(y + c, sum[g]);
+        store_wide(y + c, sum[g]);
       }
       if (error != nullptr) {
         float x[kRun];
         load_run(target_of<T>(call, t) + c, x);
         add_run(-1.0f, x, sum[g]);
         loss = dot_run(sum[g], sum[g], loss);
-        store_run(error + c, sum[g]);
+        store_wide(error + c, sum[g]);
       }
     });
   }
@@ -142,7 +142,7 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
 
 // The first blocks sort tiles, which nobody waits for here: they take long, but few of them.
 template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
+__global__ void __launch_bounds__(kFwpkmThreads, 3)
     read_kernel(FwpkmCall call, FwpkmSpan span, FwpkmLists lists, FwpkmFound found, float step,
                 int tiles) {
   const int block = blockIdx.x;

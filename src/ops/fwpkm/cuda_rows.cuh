@@ -54,11 +54,14 @@ __device__ inline SlotReads slot_reads(const FwpkmCall& call, const FwpkmSpan& s
   }
 }
 
-// to = from (nothing if null) + the sum over the lanes in `taken` of scale * row. The work of a
-// warp; `to` may be `from`.
+// to = from (nothing if null) + the sum over the lanes in `taken` of scale * row number `row` of
+// rows [.., width]. The work of a warp; `to` may be `from`.
 template <int kRun>
 __device__ inline void sum_few(const float* from, float* to, int width, unsigned taken, float scale,
-                               const float* row) {
+                               const float* rows, int row) {
+  const auto row_of = [&](int lane) {
+    return rows + static_cast<int64_t>(__shfl_sync(kWholeWarp, row, lane)) * width;
+  };
   for (int first = 0; first < width; first += kFwpkmGroups * 32 * kRun) {
     float sum[kFwpkmGroups][kRun] = {};
     if (from != nullptr) {
@@ -72,7 +75,7 @@ __device__ inline void sum_few(const float* from, float* to, int width, unsigned
       const int k = two ? __ffs(left) - 1 : i;
       left &= left - 1;
       const float si = __shfl_sync(kWholeWarp, scale, i), sk = __shfl_sync(kWholeWarp, scale, k);
-      const float *a = lane_pointer(row, i), *b = lane_pointer(row, k);
+      const float *a = row_of(i), *b = row_of(k);
       float x[kFwpkmGroups][kRun], y[kFwpkmGroups][kRun];
       for_groups<kRun, kFwpkmGroups>(first, width, [&](int g, int c) { load_run(a + c, x[g]); });
       if (two) {
@@ -85,7 +88,7 @@ __device__ inline void sum_few(const float* from, float* to, int width, unsigned
         }
       });
     }
-    for_groups<kRun, kFwpkmGroups>(first, width, [&](int g, int c) { store_run(to + c, sum[g]); });
+    for_groups<kRun, kFwpkmGroups>(first, width, [&](int g, int c) { store_wide(to + c, sum[g]); });
   }
 }
 
@@ -115,7 +118,7 @@ __device__ void sum_many(const float* from, float* to, int width, int count, Ter
 #pragma unroll 8
         for (int i = some * part / sharing; i < end; ++i) {
           float x[kRun];
-          load_run(rows[i] + c, x);
+          load_run(global_pointer(rows[i]) + c, x);
           add_run(scales[i], x, sum);
         }
       }
@@ -125,12 +128,12 @@ __device__ void sum_many(const float* from, float* to, int width, int count, Ter
     if (here && part == 0) {
       float all[kRun] = {};
       if (from != nullptr) {
-        load_run(from + c, all);
+        load_run(global_pointer(from) + c, all);
       }
       for (int i = 0; i < sharing; ++i) {
         add_run(1.0f, parts[i * columns + thread], all);
       }
-      store_run(to + c, all);
+      store_wide(global_pointer(to) + c, all);
     }
   }
 }

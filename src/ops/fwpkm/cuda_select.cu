@@ -25,8 +25,8 @@ __device__ void pack_key(const float* key, bf16* to, int half, int depth) {
       high[i] = to_float(from_float<bf16>(x[i]));
       x[i] -= high[i];
     }
-    store_run(to + c, high);
-    store_run(to + half + c, x);
+    store_wide(to + c, high);
+    store_wide(to + half + c, x);
   }
   for (int c = 2 * half + threadIdx.x % 32; c < depth; c += 32) {
     to[c] = from_float<bf16>(0);
@@ -37,8 +37,8 @@ __device__ void pack_query(const bf16* query, bf16* to, int half, int depth) {
   for (int c = threadIdx.x % 32 * kRun; c < half; c += 32 * kRun) {
     float x[kRun];
     load_run(query + c, x);
-    store_run(to + c, x);
-    store_run(to + half + c, x);
+    store_wide(to + c, x);
+    store_wide(to + half + c, x);
   }
   for (int c = 2 * half + threadIdx.x % 32; c < depth; c += 32) {
     to[c] = from_float<bf16>(0);
@@ -328,7 +328,7 @@ __device__ bool pick_from_corner(const FwpkmCall& call, const Best& best) {
 template <int kHeld>
 __device__ void pick_slots(const FwpkmCall& call, const Best& best, const int32_t* given,
                            uint64_t* list) {
-  constexpr int kCorner = 8;  // the largest k whose corner has no more than 32 pairs and a margin
+  constexpr int kCorner = 8;  // whose corner has 20 pairs
   if (given == nullptr && call.k <= kCorner && pick_from_corner(call, best)) {
     return;
   }

@@ -84,9 +84,8 @@ __device__ void write_slots(const FwpkmCall& call, const FwpkmSpan& span, const 
     }
     __syncwarp();
     if (reads.count <= 32 && reads.writing > 0) {
-      const float* error =
-          found.errors + static_cast<int64_t>(reads.place(lane) / call.reads) * call.dv;
-      sum_few<kRun>(from, to, call.dv, __ballot_sync(kWholeWarp, writes), scale, error);
+      sum_few<kRun>(from, to, call.dv, __ballot_sync(kWholeWarp, writes), scale, found.errors,
+                    reads.place(lane) / call.reads);
     } else if (reads.writing > 0 && lane == 0) {
       rest = {reads.list, from, to, share, reads.count, reads.first_writing};
     }
@@ -161,9 +160,8 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   const float push = call.addr_loss ? addressing_push(call, span, found.p, keys.slope,
                                                       at - mine.rank, book, mine.rank)
                                     : found.push[at];
-  const float* key = call.keys + (static_cast<int64_t>(book) * call.n + mine.id) * call.half;
-  sum_piece<T, kRun>(call, span, book, piece, mine, -push * slope_of(call, call.scores[at]), key,
-                     keys.parts);
+  sum_piece<T, kRun, 4>(call, span, book, piece, mine, -push * slope_of(call, call.scores[at]),
+                        call.keys, book * call.n + mine.id, keys.parts);
 }
 
 // The moved sub-keys, and what they were: a warp for each.
@@ -180,20 +178,22 @@ __global__ void __launch_bounds__(kFwpkmThreads)
     return;
   }
   float* key = call.moved + static_cast<int64_t>(item) * call.half;
-  float* old = call.key_rows == nullptr
-                   ? nullptr
-                   : call.key_rows + old_key_place(call, span, groups, book, id) * call.half;
+  float* old =
+      call.key_rows == nullptr
+          ? nullptr
+          : call.key_rows +
+                static_cast<int64_t>(old_key_place(call, span, groups, book, id)) * call.half;
   for (int first = 0; first < call.half; first += kFwpkmKeyGroups * 32 * kRun) {
     float sum[kFwpkmKeyGroups][kRun] = {};
     for_groups<kRun, kFwpkmKeyGroups>(first, call.half, [&](int g, int c) {
       load_run(key + c, sum[g]);
       if (old != nullptr) {
-        store_run(old + c, sum[g]);
+        store_wide(old + c, sum[g]);
       }
     });
     add_parts<kRun>(call, span, book, id, begin, end, parts, first, sum);
     for_groups<kRun, kFwpkmKeyGroups>(first, call.half,
-                                      [&](int g, int c) { store_run(key + c, sum[g]); });
+                                      [&](int g, int c) { store_wide(key + c, sum[g]); });
   }
 }
 

@@ -108,7 +108,8 @@ std::vector<Case> lact_cases() {
                          {2, 193, 2, 33, 64},
                          {1, 70, 4, 16, 65},
                          {3, 200, 4, 5, 65},
-                         {1, 600, 1, 16, 280}}) {
+                         {1, 600, 1, 16, 280},
+                         {2, 70, 2, 64, 32}}) {
     add(n);
   }
   cases.push_back(fused({2, 11, 3, 8, 4}, 4));
@@ -118,6 +119,7 @@ std::vector<Case> lact_cases() {
   cases.push_back(with_state({1, 12, 4, 8, 4}, 8));
   cases.push_back(with_state({1, 200, 1, 16, 63}, 62));
   cases.push_back(with_state({1, 700, 1, 9, 300}, 599));
+  cases.push_back(with_state({1, 70, 2, 64, 32}, 40));
   // Gradients that nobody wants.
   for (size_t frozen = 0; frozen < 8; ++frozen) {
     Case& c = add({1, 7, 2, 3, 3});

@@ -9,7 +9,7 @@ const Op kLact = {
     .reference_f64 = {&lact_forward_reference<double>, &lact_backward_reference<double>},
     .reference_f32 = {&lact_forward_reference<float>, &lact_backward_reference<float>},
     .cpu = {&lact_forward_cpu, &lact_backward_cpu, &lact_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&lact_forward_cuda, &lact_backward_cuda, &lact_workspace_cuda),
 };
 
 LactState LactState::make(Run& run, int64_t batch, int64_t heads, int64_t width, int64_t chunk) {

@@ -92,5 +92,8 @@ std::vector<struct Case> lact_cases();
 void lact_forward_cpu(const OpArgs& args);
 void lact_backward_cpu(const OpArgs& args);
 size_t lact_workspace_cpu(const OpArgs& args, bool backward);
+void lact_forward_cuda(const OpArgs& args);
+void lact_backward_cuda(const OpArgs& args);
+size_t lact_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -9,7 +9,8 @@ const Op kLactOut = {
     .reference_f64 = {&lact_out_forward_reference<double>, &lact_out_backward_reference<double>},
     .reference_f32 = {&lact_out_forward_reference<float>, &lact_out_backward_reference<float>},
     .cpu = {&lact_out_forward_cpu, &lact_out_backward_cpu, &lact_out_workspace_cpu},
-    .cuda = {},
+    .cuda = FWPKM_CUDA_KERNELS(&lact_out_forward_cuda, &lact_out_backward_cuda,
+                               &lact_out_workspace_cuda),
     .pass_through = 0,
 };
 

@@ -24,5 +24,8 @@ std::vector<struct Case> lact_out_cases();
 void lact_out_forward_cpu(const OpArgs& args);
 void lact_out_backward_cpu(const OpArgs& args);
 size_t lact_out_workspace_cpu(const OpArgs& args, bool backward);
+void lact_out_forward_cuda(const OpArgs& args);
+void lact_out_backward_cuda(const OpArgs& args);
+size_t lact_out_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -9,7 +9,8 @@ const Op kLactQk = {
     .reference_f64 = {&lact_qk_forward_reference<double>, &lact_qk_backward_reference<double>},
     .reference_f32 = {&lact_qk_forward_reference<float>, &lact_qk_backward_reference<float>},
     .cpu = {&lact_qk_forward_cpu, &lact_qk_backward_cpu, &lact_qk_workspace_cpu},
-    .cuda = {},
+    .cuda =
+        FWPKM_CUDA_KERNELS(&lact_qk_forward_cuda, &lact_qk_backward_cuda, &lact_qk_workspace_cuda),
 };
 
 LactQk lact_qk(Run& run, const Tensor& q, const Tensor& k, const Tensor& scale,

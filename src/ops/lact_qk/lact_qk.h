@@ -30,5 +30,8 @@ std::vector<struct Case> lact_qk_cases();
 void lact_qk_forward_cpu(const OpArgs& args);
 void lact_qk_backward_cpu(const OpArgs& args);
 size_t lact_qk_workspace_cpu(const OpArgs& args, bool backward);
+void lact_qk_forward_cuda(const OpArgs& args);
+void lact_qk_backward_cuda(const OpArgs& args);
+size_t lact_qk_workspace_cuda(const OpArgs& args, bool backward);
 
 }  // namespace fwpkm

@@ -18,12 +18,20 @@ int64_t rows_at_once(int64_t logits, int64_t vocab) {
 struct Exponentials {
   float top = -INFINITY, sum = 0;
 
-  __device__ void add(float x) {
-    if (x > top) {
-      sum = sum * expf(top - x) + 1;
-      top = x;
-    } else {
-      sum += expf(x - top);
+  template <int kCount>
+  __device__ void add(const float (&x)[kCount]) {
+    float most = top;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      most = fmaxf(most, x[k]);
+    }
+    if (most > top) {
+      sum *= expf(top - most);
+      top = most;
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      sum += expf(x[k] - top);
     }
   }
 };
@@ -56,11 +64,8 @@ __global__ void loss_kernel(const T* logits, const int32_t* labels, int64_t voca
   float top = 0, sum = 0;
   if (label >= 0) {
     Exponentials own;
-    over_row(x, vocab, runs, [&]<int kCount>(int64_t, const float(&values)[kCount]) {
-      for (int k = 0; k < kCount; ++k) {
-        own.add(values[k]);
-      }
-    });
+    over_row(x, vocab, runs,
+             [&]<int kCount>(int64_t, const float(&values)[kCount]) { own.add(values); });
     top = block_max<kThreads>(own.top);
     sum = block_sum<kThreads>(own.top == -INFINITY ? 0.0f : own.sum * expf(own.top - top));
   }

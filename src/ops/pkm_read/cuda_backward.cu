@@ -112,20 +112,20 @@ bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
 template <typename T>
 void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts) {
   const View& dy = args.dout[0];
-  const RowTerms<T> terms = {.rows = dy.ptr<T>(),
-                             .row_at = FastRows(dy),
-                             .sharing = FastDivisor(s.reads),
-                             .weights = args.out[2].ptr<float>(),
-                             .to = args.din[2].ptr<float>(),
-                             .values = args.in[2].ptr<float>(),
-                             .dots = parts.dw};
+  const RowSumTerms<T> terms = {.rows = dy.ptr<T>(),
+                                .row_at = FastRows(dy),
+                                .sharing = FastDivisor(s.reads),
+                                .weights = args.out[2].ptr<float>(),
+                                .to = args.din[2].ptr<float>(),
+                                .values = args.in[2].ptr<float>(),
+                                .dots = parts.dw};
   sort_places(parts.sums, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
   if (in_one_pass(args, s)) {
-    add_rows<4, 4, true>(parts.sums, terms, "pkm_read values");
+    add_shared_rows<4, 4, true>(parts.sums, terms, "pkm_read values");
   } else if (in_runs_of(4, {dy, args.din[2]})) {
-    add_rows<4, 2, false>(parts.sums, terms, "pkm_read values");
+    add_shared_rows<4, 2, false>(parts.sums, terms, "pkm_read values");
   } else {
-    add_rows<1, 2, false>(parts.sums, terms, "pkm_read values");
+    add_shared_rows<1, 2, false>(parts.sums, terms, "pkm_read values");
   }
 }
 

@@ -60,10 +60,10 @@ struct PkmForwardParts {
 };
 
 struct PkmBackwardParts {
-  float* dw;      // [M, H, k], gradients of weights
-  void* dscores;  // [block, H, 2, pitch] of q's type
-  bf16* keys;     // [H, 2, n, padded half], if queries are bf16
-  RowSums sums;   // of dvalues
+  float* dw;        // [M, H, k], gradients of weights
+  void* dscores;    // [block, H, 2, pitch] of q's type
+  bf16* keys;       // [H, 2, n, padded half], if queries are bf16
+  RowSumPlan sums;  // of dvalues
   size_t bytes;
 
   PkmBackwardParts(const PkmSizes& s, const OpArgs& args, void* workspace)
@@ -89,8 +89,7 @@ struct PkmBackwardParts {
 // Rows of floats as sums of kTerms bf16: to [rows, kTerms, padded], zeros behind each. The smallest
 // come first, so that a product adds them up before sums are large.
 template <int kTerms>
-__global__ void split_kernel(const float* from, bf16* to, int64_t rows, int64_t width,
-                             int64_t padded) {
+__global__ void split_kernel(const float* from, bf16* to, int64_t width, int64_t padded) {
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x; i < padded; i += blockDim.x) {
     float left = i < width ? from[row * width + i] : 0;
@@ -106,8 +105,8 @@ __global__ void split_kernel(const float* from, bf16* to, int64_t rows, int64_t 
 template <int kTerms>
 void split_keys(const PkmSizes& s, const float* keys, bf16* to) {
   const int64_t rows = pkm_books(s) * s.n;
-  split_kernel<kTerms><<<static_cast<unsigned>(rows), 128, 0, this_stream()>>>(
-      keys, to, rows, s.half, pkm_padded_half(s));
+  split_kernel<kTerms><<<static_cast<unsigned>(rows), 128, 0, this_stream()>>>(keys, to, s.half,
+                                                                               pkm_padded_half(s));
   check_launch("pkm_read keys");
 }
 

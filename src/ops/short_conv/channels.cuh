@@ -94,7 +94,7 @@ struct ConvPast {
 
 // Moves the tail on, oldest first: sources are not overwritten yet.
 template <int kRun, typename T>
-__device__ inline void move_tail(const ConvPast<T>& past, T* tail, const ConvSizes& n) {
+__device__ inline void move_conv_tail(const ConvPast<T>& past, T* tail, const ConvSizes& n) {
   for (int64_t j = 0; j < n.taps - 1; ++j) {
     float x[kRun];
     past.load(n.time - (n.taps - 1) + j, x);

@@ -1,6 +1,8 @@
 // The short convolution on a GPU. Four taps go as walk.cuh says. For any other number there are
 // plain kernels with a thread for each channel of a token. The weight's gradient is summed in
 // groups of tokens, then over groups, always in one order.
+#include <algorithm>
+
 #include "ops/short_conv/channels.cuh"
 #include "ops/short_conv/walk.cuh"
 
@@ -42,7 +44,7 @@ template <typename T>
 __global__ void tail_kernel(ConvChannels<T> in, T* tail, ConvSizes n) {
   const int64_t c = blockIdx.y * int64_t{kConvThreads} + threadIdx.x, b = blockIdx.x;
   if (c < n.channels) {
-    move_tail<1>(ConvPast<T>(in, tail, n, b, c), tail + b * (n.taps - 1) * n.channels + c, n);
+    move_conv_tail<1>(ConvPast<T>(in, tail, n, b, c), tail + b * (n.taps - 1) * n.channels + c, n);
   }
 }
 
@@ -141,13 +143,13 @@ bool walks_along(const ConvSizes& n) {
 }
 
 // Short walks where there is little to do, so that there are enough of them.
-Walks forward_walks(const ConvSizes& n) {
+ConvWalks forward_walks(const ConvSizes& n) {
   constexpr int64_t kEnough = int64_t{1} << 24;
-  return Walks(n, n.tokens() * n.channels >= kEnough ? 32 : 8);
+  return ConvWalks(n, n.tokens() * n.channels >= kEnough ? 32 : 8);
 }
 
-Walks backward_walks(const ConvSizes& n) {
-  return Walks(n, 32);
+ConvWalks backward_walks(const ConvSizes& n) {
+  return ConvWalks(n, 32);
 }
 
 // Groups of tokens in which the weight's gradient is summed.
@@ -189,13 +191,13 @@ void forward(const OpArgs& args, const ConvSizes& n) {
   }
   bool moved = false;
   if (walks_along(n)) {
-    const Walks walks = forward_walks(n);
+    const ConvWalks walks = forward_walks(n);
     moved = walks.each == 1;
     with_run(in_runs_of(4, {args.in[0], args.in[1], args.in[2], args.in[3], args.out[0], tails}),
              [&]<int kRun>(std::integral_constant<int, kRun>) {
                const dim3 grid(static_cast<unsigned>(ceil_div(walks.count, kWalkWarps)),
                                static_cast<unsigned>(ceil_div(n.channels, 32 * kRun)));
-               walk_kernel<T, kRun>
+               conv_walk_kernel<T, kRun>
                    <<<grid, kConvThreads, 0, this_stream()>>>(in, w, tail, starts, y, n, walks);
              });
   } else {
@@ -219,7 +221,7 @@ void walk_backward(const OpArgs& args, const ConvSizes& n, const ConvChannels<T>
            [&]<int kRun>(std::integral_constant<int, kRun>) {
              const dim3 grid(static_cast<unsigned>(weight_groups(n)),
                              static_cast<unsigned>(ceil_div(n.channels, 32 * kRun)));
-             walk_back_kernel<T, kRun><<<grid, kConvThreads, 0, this_stream()>>>(
+             conv_walk_back_kernel<T, kRun><<<grid, kConvThreads, 0, this_stream()>>>(
                  in, to, args.in[3].ptr<float>(), args.saved[0].ptr<T>(), args.in[4].ptr<int32_t>(),
                  args.dout[0].ptr<T>(), partial, n, backward_walks(n));
            });

@@ -14,17 +14,17 @@ inline constexpr int kWalkWarps = kConvThreads / 32;
 inline constexpr int kWalkInputs = kWalkTaps - 1 + kWalkStep;
 
 // How sequences are cut into walks.
-struct Walks {
+struct ConvWalks {
   int span;             // tokens of a walk
   int64_t each, count;  // walks of a sequence, and all of them
 
-  Walks(const ConvSizes& n, int tokens)
+  ConvWalks(const ConvSizes& n, int tokens)
       : span(tokens), each(ceil_div(n.time, tokens)), count(n.batch * each) {}
 };
 
 // One walk over kRun channels from c on.
 template <typename T, int kRun>
-struct Walk {
+struct ConvWalk {
   int64_t b;
   int begin, end;
   ConvPast<T> past;
@@ -33,9 +33,9 @@ struct Walk {
   // The inputs of tokens t-3 .. t+3.
   float x[kWalkInputs][kRun];
 
-  __device__ Walk(const ConvChannels<T>& in, const float* weights, const T* tail,
-                  const int32_t* all_starts, const ConvSizes& n, const Walks& walks, int64_t walk,
-                  int64_t c)
+  __device__ ConvWalk(const ConvChannels<T>& in, const float* weights, const T* tail,
+                      const int32_t* all_starts, const ConvSizes& n, const ConvWalks& walks,
+                      int64_t walk, int64_t c)
       : b(walk / walks.each),
         begin(static_cast<int>(walk % walks.each) * walks.span),
         end(min(static_cast<int>(n.time), begin + walks.span)),
@@ -92,23 +92,23 @@ struct Walk {
 
 // The first channel of this thread, and the number of its warp's first walk.
 template <int kRun>
-__device__ inline int64_t walk_channel() {
+__device__ inline int64_t conv_walk_channel() {
   return (blockIdx.y * int64_t{32} + threadIdx.x % 32) * kRun;
 }
-__device__ inline int64_t first_walk() {
+__device__ inline int64_t first_conv_walk() {
   return blockIdx.x * int64_t{kWalkWarps} + threadIdx.x / 32;
 }
 
 // With one walk to a sequence the tail is moved on here: nobody else reads it.
 template <typename T, int kRun>
 __global__ void __launch_bounds__(kConvThreads)
-    walk_kernel(ConvChannels<T> in, const float* w, T* tail, const int32_t* starts, T* y,
-                ConvSizes n, Walks walks) {
-  const int64_t c = walk_channel<kRun>(), number = first_walk();
+    conv_walk_kernel(ConvChannels<T> in, const float* w, T* tail, const int32_t* starts, T* y,
+                     ConvSizes n, ConvWalks walks) {
+  const int64_t c = conv_walk_channel<kRun>(), number = first_conv_walk();
   if (c >= n.channels || number >= walks.count) {
     return;
   }
-  Walk<T, kRun> walk(in, w, tail, starts, n, walks, number, c);
+  ConvWalk<T, kRun> walk(in, w, tail, starts, n, walks, number, c);
   T* to = y + walk.b * n.time * n.channels + c;
   for (int t = walk.begin; t < walk.end; t += kWalkStep) {
     int seen[kWalkStep];
@@ -131,15 +131,16 @@ __global__ void __launch_bounds__(kConvThreads)
     walk.step();
   }
   if (tail != nullptr && walks.each == 1) {
-    move_tail<kRun>(walk.past, tail + walk.b * (kWalkTaps - 1) * n.channels + c, n);
+    move_conv_tail<kRun>(walk.past, tail + walk.b * (kWalkTaps - 1) * n.channels + c, n);
   }
 }
 
 // Gradients of the inputs of one walk; adds to those of the weights. Tokens after the walk's reach
 // back into it.
 template <typename T, int kRun>
-__device__ inline void walk_back(Walk<T, kRun>& walk, const ConvChannels<T>& to, const T* dy,
-                                 const ConvSizes& n, int64_t c, float (&dw)[kRun][kWalkTaps]) {
+__device__ inline void conv_walk_back(ConvWalk<T, kRun>& walk, const ConvChannels<T>& to,
+                                      const T* dy, const ConvSizes& n, int64_t c,
+                                      float (&dw)[kRun][kWalkTaps]) {
   const int part = to.part(c);
   T* const dx = to.data[part] == nullptr ? nullptr : to.start(part, walk.b, c);
   const int64_t dx_step = to.strides[part][1];
@@ -192,18 +193,19 @@ __device__ inline void walk_back(Walk<T, kRun>& walk, const ConvChannels<T>& to,
 // partial [blocks, C K], the weight's gradient of this block's walks; null where nobody wants it.
 template <typename T, int kRun>
 __global__ void __launch_bounds__(kConvThreads)
-    walk_back_kernel(ConvChannels<T> in, ConvChannels<T> to, const float* w, const T* tail,
-                     const int32_t* starts, const T* dy, float* partial, ConvSizes n, Walks walks) {
+    conv_walk_back_kernel(ConvChannels<T> in, ConvChannels<T> to, const float* w, const T* tail,
+                          const int32_t* starts, const T* dy, float* partial, ConvSizes n,
+                          ConvWalks walks) {
   // One float more than lanes, so that reading across lanes has no bank conflicts.
   __shared__ float sums[kWalkWarps][kRun * kWalkTaps][33];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t c = walk_channel<kRun>();
+  const int64_t c = conv_walk_channel<kRun>();
   float dw[kRun][kWalkTaps] = {};
   if (c < n.channels) {
-    for (int64_t number = first_walk(); number < walks.count;
+    for (int64_t number = first_conv_walk(); number < walks.count;
          number += int64_t{gridDim.x} * kWalkWarps) {
-      Walk<T, kRun> walk(in, w, tail, starts, n, walks, number, c);
-      walk_back(walk, to, dy, n, c, dw);
+      ConvWalk<T, kRun> walk(in, w, tail, starts, n, walks, number, c);
+      conv_walk_back(walk, to, dy, n, c, dw);
     }
   }
   if (partial == nullptr) {
