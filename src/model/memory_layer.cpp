@@ -75,7 +75,7 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
       MemoryRecord& record = add_record();
       record.fwpkm = r;
       if (g && !run.pool().dry()) {
-        record.strengths = plain.make("memory.strengths", g.shape());
+        record.strengths = plain.make("memory.strengths", g.shape(), g.view().dtype);
         copy_view(g.view(), record.strengths.view());
       }
     }

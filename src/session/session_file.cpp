@@ -6,6 +6,8 @@
 #include "base/json_fields.h"
 #include "session/section_file.h"
 #include "session/session.h"
+#include "tensor/convert.h"
+#include "tensor/cuda.h"
 
 namespace fwpkm {
 namespace {
@@ -30,10 +32,35 @@ std::vector<T> list_of(std::span<const std::byte> bytes) {
   return list;
 }
 
-// The first `rows` of the first dimension that is not 1, of a contiguous view.
-std::span<const std::byte> front_of(const View& view, int64_t rows, int64_t of) {
-  return {static_cast<const std::byte*>(view.data),
-          static_cast<size_t>(of == 0 ? 0 : view.bytes() / of * rows)};
+// The first numbers of a contiguous view as files hold them: in memory of the host, and never of 16
+// bits.
+std::vector<std::byte> staged(const View& view, size_t count) {
+  std::vector<std::byte> bytes;
+  read_on_host(view, [&](const View& host) {
+    if (host.dtype == DType::kBF16) {
+      bytes.resize(count * sizeof(float));
+      load_elements(host.dtype, static_cast<const std::byte*>(host.data), count,
+                    reinterpret_cast<float*>(bytes.data()));
+    } else {
+      bytes.resize(count * dtype_size(host.dtype));
+      std::memcpy(bytes.data(), host.data, bytes.size());
+    }
+  });
+  return bytes;
+}
+
+// Fills the first numbers of a contiguous view with what a file holds.
+void put_numbers(std::span<const std::byte> from, const View& to) {
+  if (to.device != DeviceKind::kCuda) {
+    std::memcpy(to.data, from.data(), from.size());
+  } else if (to.dtype != DType::kBF16) {
+    cuda::copy_in(to.data, from.data(), from.size());
+  } else {
+    const std::vector<float> values = list_of<float>(from);
+    std::vector<std::byte> bytes(values.size() * dtype_size(to.dtype));
+    store_elements(to.dtype, values.data(), values.size(), bytes.data());
+    cuda::copy_in(to.data, bytes.data(), bytes.size());
+  }
 }
 
 }  // namespace
@@ -76,13 +103,25 @@ struct SessionFile {
     SectionWriter writer;
     std::vector<SharedRows> values, histories;  // of each layer
     std::vector<std::unique_ptr<std::vector<int32_t>>> lists;
+    std::vector<std::unique_ptr<std::vector<std::byte>>> copies;
 
     void add_list(const std::string& name, std::vector<int32_t> list) {
       lists.push_back(std::make_unique<std::vector<int32_t>>(std::move(list)));
       writer.add(name, bytes_of(*lists.back()));
     }
-    void add_tensor(const std::string& name, const Tensor& t) {
-      writer.add(name, front_of(t.view(), 1, 1));
+    void add_tensor(const std::string& name, const Tensor& t) { add_front(name, t, 1, 1); }
+    // The first `rows` of the first dimension that is not 1, which has `of`.
+    void add_front(const std::string& name, const Tensor& t, int64_t rows, int64_t of) {
+      const View& view = t.view();
+      const int64_t count = of == 0 ? 0 : view.size() / of * rows;
+      if (view.device == DeviceKind::kCuda) {
+        copies.push_back(
+            std::make_unique<std::vector<std::byte>>(staged(view, static_cast<size_t>(count))));
+        writer.add(name, bytes_of(*copies.back()));
+      } else {
+        writer.add(name, {static_cast<const std::byte*>(view.data),
+                          static_cast<size_t>(count) * dtype_size(view.dtype)});
+      }
     }
   };
 
@@ -101,10 +140,8 @@ struct SessionFile {
       if (layer.cache.k) {
         const int64_t length = layer.cache.length;
         entry["cache"] = length;
-        out->writer.add(name + "cache.k",
-                        front_of(layer.cache.k.view(), length, layer.cache.k.dim(1)));
-        out->writer.add(name + "cache.v",
-                        front_of(layer.cache.v.view(), length, layer.cache.v.dim(1)));
+        out->add_front(name + "cache.k", layer.cache.k, length, layer.cache.k.dim(1));
+        out->add_front(name + "cache.v", layer.cache.v, length, layer.cache.v.dim(1));
       }
       if (layer.lact.tokens > 0) {
         entry["lact"] = layer.lact.tokens;
@@ -120,8 +157,7 @@ struct SessionFile {
         entry["written"] = fast.written;
         for (const auto& [kind, t] : {std::pair{"q", fast.q}, {"v", fast.v}, {"g", fast.g}}) {
           if (t && fast.queued > 0) {
-            out->writer.add(fmt::format("{}queue.{}", name, kind),
-                            front_of(t.view(), fast.queued, t.dim(0)));
+            out->add_front(fmt::format("{}queue.{}", name, kind), t, fast.queued, t.dim(0));
           }
         }
         entry["keys"] = static_cast<bool>(fast.keys);
@@ -193,23 +229,24 @@ struct SessionFile {
       return value;
     }
 
-    void read_into(const std::string& name, const View& to) {
-      const auto bytes = file.section(name, static_cast<size_t>(to.bytes()));
-      std::memcpy(to.data, bytes.data(), bytes.size());
+    // A section of so many numbers.
+    std::span<const std::byte> numbers(const std::string& name, int64_t count) {
+      return file.section(name, static_cast<size_t>(count) * dtype_size(run.wide()));
     }
-    Tensor tensor(const std::string& name, const char* called, const Shape& shape) {
-      const Tensor t = run.make_kept(called, shape, run.device().real);
+    void read_into(const std::string& name, const View& to) {
+      put_numbers(numbers(name, to.size()), to);
+    }
+    Tensor tensor(const std::string& name, const char* called, const Shape& shape, DType dtype) {
+      const Tensor t = run.make_kept(called, shape, dtype);
       read_into(name, t.view());
       return t;
     }
     // A tensor of `room` rows of which the first are in the file.
     Tensor front(const std::string& name, const char* called, const Shape& shape, int dimension,
-                 int64_t rows) {
-      const int64_t bytes = shape.size() / shape[dimension] * rows *
-                            static_cast<int64_t>(dtype_size(run.device().real));
-      const auto from = file.section(name, static_cast<size_t>(bytes));
-      const Tensor t = run.make_kept(called, shape, run.device().real);
-      std::memcpy(t.view().data, from.data(), from.size());
+                 int64_t rows, DType dtype) {
+      const auto from = numbers(name, shape.size() / shape[dimension] * rows);
+      const Tensor t = run.make_kept(called, shape, dtype);
+      put_numbers(from, t.view());
       return t;
     }
 
@@ -261,21 +298,22 @@ void SessionFile::Reading::read_fast(const json& entry, size_t l, const std::str
   if (fast.queued > 0) {
     const int64_t q = parameters.at(weights + "fw_q_proj.weight").dim(0);
     const int64_t v = parameters.at(weights + "fw_v_proj.weight").dim(0);
-    fast.q = front(name + "queue.q", "memory.queue", {room, q}, 0, fast.queued);
-    fast.v = front(name + "queue.v", "memory.queue", {room, v}, 0, fast.queued);
+    fast.q = front(name + "queue.q", "memory.queue", {room, q}, 0, fast.queued, run.device().real);
+    fast.v = front(name + "queue.v", "memory.queue", {room, v}, 0, fast.queued, run.device().real);
     if (slots ? config.fwpkm.gating : config.fwmlp.gating) {
-      fast.g = front(name + "queue.g", "memory.queue", {room}, 0, fast.queued);
+      fast.g = front(name + "queue.g", "memory.queue", {room}, 0, fast.queued, run.wide());
     }
   }
   if (entry.at("keys").get<bool>()) {
     check(slots, "layer {} has no sub-keys", l);
-    fast.keys = tensor(name + "keys", "fwpkm.keys", parameters.at(weights + "fwpkm.keys").shape());
+    fast.keys = tensor(name + "keys", "fwpkm.keys", parameters.at(weights + "fwpkm.keys").shape(),
+                       run.wide());
   }
   if (entry.at("mlp").get<bool>()) {
     check(!slots, "layer {} has no FwMLP", l);
     for (size_t i = 0; i < fast.mlp.size(); ++i) {
       const Shape shape = parameters.at(weights + kFwmlpNames[i]).shape().batched(1);
-      fast.mlp[i] = tensor(fmt::format("{}mlp.{}", name, i), "fwmlp", shape);
+      fast.mlp[i] = tensor(fmt::format("{}mlp.{}", name, i), "fwmlp", shape, run.wide());
     }
   }
   if (slots) {
@@ -307,7 +345,7 @@ SessionFile::Snapshot SessionFile::Reading::snapshot(const json& from, const std
     before = place;
   }
   if (from.at("last").get<bool>()) {
-    s.last = tensor(at + "last", "session.last", {1, 1, config.hidden_size});
+    s.last = tensor(at + "last", "session.last", {1, 1, config.hidden_size}, run.device().real);
   }
   const json& layers = from.at("layers");
   check(layers.is_array() && layers.size() == s.state.layers.size(), "it has {} layers, not {}",
@@ -316,8 +354,10 @@ SessionFile::Snapshot SessionFile::Reading::snapshot(const json& from, const std
     const auto layer = static_cast<int>(l);
     const std::string name = fmt::format("{}layers.{}.", at, l);
     LayerState& to = s.state.layers[l];
-    to.delta = to.delta ? tensor(name + "delta", "state.delta", to.delta.shape()) : Tensor();
-    to.tail = to.tail ? tensor(name + "tail", "state.tail", to.tail.shape()) : Tensor();
+    to.delta =
+        to.delta ? tensor(name + "delta", "state.delta", to.delta.shape(), run.wide()) : Tensor();
+    to.tail = to.tail ? tensor(name + "tail", "state.tail", to.tail.shape(), run.device().real)
+                      : Tensor();
     if (layers[l].contains("cache")) {
       const Mixer mixer = config.mixer(layer);
       check(mixer != Mixer::kGdn, "layer {} has no attention", l);
@@ -328,8 +368,8 @@ SessionFile::Snapshot SessionFile::Reading::snapshot(const json& from, const std
       const int64_t heads =
           mixer == Mixer::kLact ? config.attention.heads : config.attention.kv_heads;
       const Shape shape = {1, capacity, heads, config.attention.head_dim};
-      to.cache.k = front(name + "cache.k", "cache.k", shape, 1, length);
-      to.cache.v = front(name + "cache.v", "cache.v", shape, 1, length);
+      to.cache.k = front(name + "cache.k", "cache.k", shape, 1, length, run.device().real);
+      to.cache.v = front(name + "cache.v", "cache.v", shape, 1, length, run.device().real);
       to.cache.length = length;
     }
     if (layers[l].contains("lact")) {
@@ -339,7 +379,7 @@ SessionFile::Snapshot SessionFile::Reading::snapshot(const json& from, const std
                               {"momentum", &to.lact.momentum},
                               {"norms", &to.lact.norms},
                               {"pending", &to.lact.pending}}) {
-        *t = tensor(fmt::format("{}lact.{}", name, kind), t->view().name, t->shape());
+        *t = tensor(fmt::format("{}lact.{}", name, kind), t->view().name, t->shape(), run.wide());
       }
     }
     if (!to.fast.empty()) {
@@ -354,10 +394,10 @@ void SessionFile::Reading::read() {
   const Model& model = *session.model_;
   const std::string made = about.at("model").at("name").get<std::string>();
   const std::string dtype = about.at("dtype").get<std::string>();
-  require(dtype == dtype_name(run.device().real), "session",
+  require(dtype == dtype_name(run.wide()), "session",
           "{} holds numbers of type {}, but this device computes in {}; open it with the --device "
           "that it was made on",
-          file.name(), dtype, dtype_name(run.device().real));
+          file.name(), dtype, dtype_name(run.wide()));
   const std::string other = changed_field(
       about.at("model").at("config"), config_to_json(config),
       [](const std::string& path) { return path == "/name" || path.starts_with("/train/"); });
@@ -419,7 +459,7 @@ void Session::save(const std::filesystem::path& path,
                    {"fingerprint", fingerprint.hex()},
                    {"config", config_to_json(model_->config())},
                    {"tensors", fingerprint.tensors}}},
-                 {"dtype", dtype_name(model_->parameters().device().real)},
+                 {"dtype", dtype_name(model_->parameters().device().wide())},
                  {"seed", settings_.seed},
                  {"history", settings_.history},
                  {"marks", json::array()}};
