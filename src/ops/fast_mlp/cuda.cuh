@@ -248,22 +248,15 @@ template <typename T, typename Real>
 void fast_mlp_errors(const OpArgs& args, const FastMlpSizes& s, const FastMlpSpan& span,
                      const float* y, const float* biases, float scale, Real* p);
 
-// The kernels' type for products: bf16 where tensors are, and wide enough.
+// Calls fn with the types of a call: of its tensors and of its products.
 template <typename Fn>
 void with_fast_mlp_types(const OpArgs& args, Fn&& fn) {
   const FastMlpSizes s(args);
-  const auto view = [](std::span<const View> list, size_t i) {
-    return i < list.size() ? list[i] : View();
-  };
-  if (args.in[0].dtype != DType::kBF16) {
-    fn(static_cast<float*>(nullptr), static_cast<float*>(nullptr));
-  } else if (fast_tensor_width(s.hidden) && fast_tensor_width(s.dk) && fast_tensor_width(s.dv) &&
-             in_runs_of(8, {args.in[0], args.in[1], args.out[0], view(args.dout, 0),
-                            view(args.din, 0), view(args.din, 1)})) {
-    fn(static_cast<bf16*>(nullptr), static_cast<bf16*>(nullptr));
-  } else {
-    fn(static_cast<bf16*>(nullptr), static_cast<float*>(nullptr));
-  }
+  with_fast_types(args.in[0],
+                  fast_tensor_width(s.hidden) && fast_tensor_width(s.dk) && fast_tensor_width(s.dv),
+                  {args.in[0], args.in[1], args.out[0], view_or_none(args.dout, 0),
+                   view_or_none(args.din, 0), view_or_none(args.din, 1)},
+                  fn);
 }
 
 }  // namespace fwpkm

@@ -90,4 +90,21 @@ __device__ inline void for_fast_runs(const FastGrid& grid, Fn&& fn) {
   }
 }
 
+// Calls fn with null pointers of the tensors' type and of the products': bf16 where tensors are,
+// the products are `wide` and all rows are whole runs; empty views are.
+template <typename Fn>
+void with_fast_types(const View& tensor, bool wide, std::initializer_list<View> rows, Fn&& fn) {
+  if (tensor.dtype != DType::kBF16) {
+    fn(static_cast<float*>(nullptr), static_cast<float*>(nullptr));
+  } else if (wide && in_runs_of(kFastRun<bf16>, rows)) {
+    fn(static_cast<bf16*>(nullptr), static_cast<bf16*>(nullptr));
+  } else {
+    fn(static_cast<bf16*>(nullptr), static_cast<float*>(nullptr));
+  }
+}
+// A view of a list that only backward has.
+inline View view_or_none(std::span<const View> list, size_t i) {
+  return i < list.size() ? list[i] : View();
+}
+
 }  // namespace fwpkm

@@ -124,6 +124,21 @@ struct LactMatrixRows {
   }
 };
 
+// The sum over the threads of a block, for all of them. Once in a kernel.
+template <int kThreads>
+__device__ inline double lact_block_sum(double x) {
+  __shared__ double sums[kThreads];
+  sums[threadIdx.x] = x;
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (threadIdx.x < step) {
+      sums[threadIdx.x] += sums[threadIdx.x + step];
+    }
+  }
+  __syncthreads();
+  return sums[0];
+}
+
 // Tokens of an item that are worked on at once.
 inline int64_t lact_chunk_rows(const LactSizes& n) {
   return n.keeps && n.updates > 0 ? n.chunk : std::min(n.chunk, n.length);
@@ -159,22 +174,14 @@ struct LactUpdate {
 template <typename Real>
 void lact_update(const LactSizes& n, const LactUpdate& update, Real* stack);
 
-// The kernels' type for products: bf16 where tensors are, and wide enough.
+// Calls fn with the types of a call: of its tensors and of its products.
 template <typename Fn>
 void with_lact_types(const OpArgs& args, Fn&& fn) {
   const LactSizes n(args);
-  const auto view = [](std::span<const View> list, size_t i) {
-    return i < list.size() ? list[i] : View();
-  };
-  if (args.in[0].dtype != DType::kBF16) {
-    fn(static_cast<float*>(nullptr), static_cast<float*>(nullptr));
-  } else if (fast_tensor_width(n.width) &&
-             in_runs_of(8, {args.in[0], args.in[1], args.in[2], args.out[0], view(args.dout, 0),
-                            view(args.din, 0), view(args.din, 1), view(args.din, 2)})) {
-    fn(static_cast<bf16*>(nullptr), static_cast<bf16*>(nullptr));
-  } else {
-    fn(static_cast<bf16*>(nullptr), static_cast<float*>(nullptr));
-  }
+  with_fast_types(args.in[0], fast_tensor_width(n.width),
+                  {args.in[0], args.in[1], args.in[2], args.out[0], view_or_none(args.dout, 0),
+                   view_or_none(args.din, 0), view_or_none(args.din, 1), view_or_none(args.din, 2)},
+                  fn);
 }
 
 // Buffers of forward; N is the number of tokens of all items.

@@ -94,21 +94,13 @@ __global__ void __launch_bounds__(kRowThreads)
 __global__ void __launch_bounds__(kThreads)
     momentum_kernel(const double* dots, int64_t rows, int64_t chunk, int64_t tokens, int64_t heads,
                     LactRows<float> to, bool accumulate) {
-  __shared__ double sums[kThreads];
   const int64_t item = blockIdx.x;
   double sum = 0;
   for (int64_t i = threadIdx.x; i < rows && dots != nullptr; i += kThreads) {
     sum += dots[item * rows + i];
   }
-  sums[threadIdx.x] = sum;
-  for (int step = kThreads / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (threadIdx.x < step) {
-      sums[threadIdx.x] += sums[threadIdx.x + step];
-    }
-  }
-  __syncthreads();
-  const auto each = static_cast<float>(sums[0] / static_cast<double>(chunk));
+  const double dmean = lact_block_sum<kThreads>(sum);
+  const auto each = static_cast<float>(dmean / static_cast<double>(chunk));
   float* first = to.data + item / heads * to.sequence + item % heads * to.head;
   for (int64_t t = threadIdx.x; t < tokens; t += kThreads) {
     put(first + t * to.token, each, accumulate);

@@ -104,7 +104,6 @@ __global__ void __launch_bounds__(kRowThreads)
 
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(LactRows<const float> momentum, int64_t heads, int64_t tokens, float* means) {
-  __shared__ double sums[kThreads];
   const int64_t item = blockIdx.x;
   const float* from =
       momentum.data + item / heads * momentum.sequence + item % heads * momentum.head;
@@ -112,15 +111,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t t = threadIdx.x; t < tokens; t += kThreads) {
     sum += static_cast<double>(from[t * momentum.token]);
   }
-  sums[threadIdx.x] = sum;
-  for (int step = kThreads / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (threadIdx.x < step) {
-      sums[threadIdx.x] += sums[threadIdx.x + step];
-    }
-  }
+  sum = lact_block_sum<kThreads>(sum);
   if (threadIdx.x == 0) {
-    means[item] = static_cast<float>(sums[0] / static_cast<double>(tokens));
+    means[item] = static_cast<float>(sum / static_cast<double>(tokens));
   }
 }
 
