@@ -1,11 +1,11 @@
-// What the cases of z_score, memory_gate and blend cannot draw: equal features, rows far from zero,
+// What the cases of z_score, memory_norm and blend cannot draw: equal features, rows far from zero,
 // saturated gates, gradients that are dropped after the call, wrong shapes.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "ops/blend/blend.h"
-#include "ops/memory_gate/memory_gate.h"
+#include "ops/memory_norm/memory_norm.h"
 #include "ops/z_score/z_score.h"
 #include "tensor/tape.h"
 
@@ -94,23 +94,45 @@ TEST(ZScore, FarFromZero) {
   }
 }
 
-TEST(MemoryGate, Saturates) {
-  // Means of 200, -200, 0 and 15; the last one's slope is exp(-15) / (1 + exp(-15))^2.
-  const Values logits = {300, 100, -100, -300, 5, -5, 16, 14};
+// Weights of a gate for rows of `width` features, whose logit is all its biases' doing.
+MemoryGate gate_of(fwpkm::Run& run, int64_t width, const Values& biases) {
+  const auto gates = static_cast<int64_t>(biases.size());
+  return {run.from_host("w_g", {width}, Values(static_cast<size_t>(width), 0.0)),
+          run.from_host("gate", {gates, width}, Values(static_cast<size_t>(gates * width), 0.0)),
+          run.from_host("b", {gates}, biases)};
+}
+
+// The gate of one row for these biases, and its gradient by the first of them.
+std::pair<double, double> gate_and_slope(Device device, const Values& biases) {
+  Pool pool(device);
+  pool.set_poison(true);
+  Tape tape;
+  fwpkm::Run run(pool, &tape);
+  const Tensor x = run.from_host("x", {1, 1, 3}, Values{1, -2, 3});
+  const Tensor w = run.from_host("w", {3}, Values{0, 1, -1});
+  const MemoryGate gate = gate_of(run, 3, biases);
+  gate.bias.node()->wants_grad = true;
+  tape.keep_grad(gate.bias);
+  const Tensor g = memory_norm(run, x, w, w, gate, 1e-5).g;
+  tape.backward(pool, g, run.from_host("dg", g.shape(), Values{1}));
+  return {to_host(g.view())[0], to_host(gate.bias.node()->grad)[0]};
+}
+
+TEST(MemoryNorm, GatesSaturate) {
   const double e = std::exp(-15.0);
   for (const Device device : kDevices) {
-    const auto [g, d] = forward_backward(device, {1, 4, 2}, logits, Values(4, 1.0), &memory_gate);
-    EXPECT_EQ(g[0], 1.0);
-    EXPECT_NEAR(g[1], 0.0, 1e-30);
-    EXPECT_NEAR(g[2], 0.5, tolerance(device));
-    EXPECT_NEAR(g[3], 1 / (1 + e), tolerance(device));
-    EXPECT_NEAR(d[0], 0.0, 1e-30);
-    EXPECT_NEAR(d[2], 0.0, 1e-30);
-    EXPECT_NEAR(d[4], 0.125, tolerance(device));
-    // The plain code has only the digits that 1 - g leaves.
-    const bool plain = device.kind == DeviceKind::kReference && device.real == DType::kF32;
-    EXPECT_NEAR(d[6], e / (1 + e) / (1 + e) / 2, e * (plain ? 0.1 : 1e-5));
-    EXPECT_EQ(d[6], d[7]);
+    const auto [wide, flat] = gate_and_slope(device, {300, 100});
+    EXPECT_EQ(wide, 1.0);
+    EXPECT_NEAR(flat, 0.0, 1e-30);
+    const auto [shut, no_slope] = gate_and_slope(device, {-100, -300});
+    EXPECT_NEAR(shut, 0.0, 1e-30);
+    EXPECT_NEAR(no_slope, 0.0, 1e-30);
+    const auto [half, steepest] = gate_and_slope(device, {5, -5});
+    EXPECT_NEAR(half, 0.5, tolerance(device));
+    EXPECT_NEAR(steepest, 0.125, tolerance(device));
+    const auto [open, slope] = gate_and_slope(device, {16, 14});
+    EXPECT_NEAR(open, 1 / (1 + e), tolerance(device));
+    EXPECT_NEAR(slope, e / (1 + e) / (1 + e) / 2, e * 1e-5);
   }
 }
 
@@ -131,7 +153,11 @@ TEST(Blend, OpenAndShutGatesPassOneSideExactly) {
 // An input may stop wanting its gradient after the call was recorded.
 TEST(SlowPath, GradientsDroppedAfterTheCall) {
   for (const Device device : kDevices) {
-    for (Tensor (*call)(fwpkm::Run&, const Tensor&) : {&z_score, &memory_gate}) {
+    const auto gated = [](fwpkm::Run& run, const Tensor& x) {
+      const Tensor w = run.from_host("w", {3}, Values{0, 1, -1});
+      return memory_norm(run, x, w, w, gate_of(run, 3, {0.5}), 1e-5).g;
+    };
+    for (Tensor (*call)(fwpkm::Run&, const Tensor&) : {&z_score, +gated}) {
       Pool pool(device);
       Tape tape;
       fwpkm::Run run(pool, &tape);
@@ -154,13 +180,15 @@ TEST(SlowPath, WrongShapesAreErrors) {
   EXPECT_THROW(blend(run, x, other, {}), Error);
   EXPECT_THROW(blend(run, x, x, row), Error);
   EXPECT_THROW(blend(run, row, row, {}), Error);
-  EXPECT_THROW(memory_gate(run, row), Error);
+  const Tensor w = run.from_host("w", {3}, Values(3, 0.0));
+  EXPECT_THROW(memory_norm(run, x, row, w, {}, 1e-5), Error);
+  EXPECT_THROW(memory_norm(run, x, w, w, gate_of(run, 2, {1}), 1e-5), Error);
   View turned = x.view();
   std::swap(turned.shape.dims[1], turned.shape.dims[2]);
   std::swap(turned.strides[1], turned.strides[2]);
   const Tensor t = Tensor::constant(turned);
   EXPECT_THROW(z_score(run, t), Error);
-  EXPECT_THROW(memory_gate(run, t), Error);
+  EXPECT_THROW(memory_norm(run, t, w, w, {}, 1e-5), Error);
   EXPECT_THROW(blend(run, t, t, {}), Error);
 }
 

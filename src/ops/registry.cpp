@@ -15,7 +15,7 @@
 #include "ops/linear/linear.h"
 #include "ops/lm_loss/lm_loss.h"
 #include "ops/low_rank/low_rank.h"
-#include "ops/memory_gate/memory_gate.h"
+#include "ops/memory_norm/memory_norm.h"
 #include "ops/norm_gate/norm_gate.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/pkm_read/pkm_read.h"
@@ -56,10 +56,10 @@ std::span<const OpInfo> all_ops() {
       {&kDeltaGates, &delta_gates_cases, "A_log dt_bias"},
       {&kDeltaRule, &delta_rule_cases, "g beta state"},
       {&kNormGate, &norm_gate_cases, "w"},
-      {&kPkmRead, &pkm_read_cases, "keys values"},
+      {&kPkmRead, &pkm_read_cases, "keys", "values"},
       {&kFwpkm, &fwpkm_cases, "g keys values"},
       {&kZScore, &z_score_cases},
-      {&kMemoryGate, &memory_gate_cases},
+      {&kMemoryNorm, &memory_norm_cases, "w_q w_v w_g", "gate b"},
       {&kBlend, &blend_cases, "g"},
       {&kFastMlp, &fast_mlp_cases, "w_up b_up w_gate b_gate w_down b_down"},
       {&kRope, &rope_cases, "cos sin"},
