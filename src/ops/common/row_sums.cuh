@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
+#include <type_traits>
 
 #include "base/error.h"
 #include "ops/common/carver.h"
@@ -52,9 +53,67 @@ struct RowSumTerms {
   const float* weights;  // of places; null: all 1
   float* to;             // [ids, width]
   // With these, dots[place] = <row, values[id]> as well.
-  const float* values = nullptr;
+  const T* values = nullptr;
   float* dots = nullptr;
 };
+
+// A run as it lies in memory: held so, many can be on their way at once.
+template <typename T, int kRun>
+using RawRun = std::conditional_t<kRun * sizeof(T) == 16, uint4,
+                                  std::conditional_t<kRun * sizeof(T) == 8, uint2, T>>;
+template <int kRun, typename T>
+__device__ inline RawRun<T, kRun> load_raw(const T* from) {
+  return *reinterpret_cast<const RawRun<T, kRun>*>(from);
+}
+template <typename T, int kRun>
+__device__ inline void unpack_run(const RawRun<T, kRun>& raw, float (&to)[kRun]) {
+  load_run(reinterpret_cast<const T*>(&raw), to);
+}
+
+// Adds to numbers that nobody wants soon: they should not take the place of others in the cache.
+template <int kRun>
+__device__ inline void add_once(float* to, const float (&x)[kRun]) {
+  if constexpr (kRun == 1) {
+    __stcs(to, __ldcs(to) + x[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRun; i += 4) {
+      auto* four = reinterpret_cast<float4*>(to + i);
+      const float4 old = __ldcs(four);
+      __stcs(four, make_float4(old.x + x[i], old.y + x[i + 1], old.z + x[i + 2], old.w + x[i + 3]));
+    }
+  }
+}
+
+// Asks for `count` numbers that will soon be wanted.
+template <typename T>
+__device__ inline void prefetch_run(const T* from, int64_t count) {
+  constexpr int64_t kLine = 128 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(from + i));
+  }
+}
+
+// Sums over a warp of kCount numbers of each lane: lanes i * 32 / kCount and on get the i-th. Each
+// has the bits that warp_sum gives.
+template <int kCount>
+__device__ inline float warp_sums(float (&x)[kCount]) {
+  int step = 16;
+#pragma unroll
+  for (int left = kCount / 2; left > 0; left /= 2, step /= 2) {
+    const bool upper = (threadIdx.x & step) != 0;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float given = upper ? x[i] : x[i + left], kept = upper ? x[i + left] : x[i];
+      x[i] = kept + __shfl_xor_sync(0xffffffffu, given, step);
+    }
+  }
+#pragma unroll
+  for (; step > 0; step /= 2) {
+    x[0] += __shfl_xor_sync(0xffffffffu, x[0], step);
+  }
+  return x[0];
+}
 
 template <typename Index>
 __global__ void number_places_kernel(Index* numbers, int64_t count) {
@@ -64,44 +123,64 @@ __global__ void number_places_kernel(Index* numbers, int64_t count) {
   }
 }
 
+// A place as all lanes of a warp need it.
+struct alignas(16) RowSumPlace {
+  int64_t row;  // where its row begins
+  int32_t id;
+  float weight;
+};
+
+// Blocks that a processor shall hold at once: as many as the rows in flight leave registers for.
+template <typename T, bool kDots>
+inline constexpr int kRowSumBlocks = !kDots           ? 6
+                                     : sizeof(T) == 2 ? 5
+                                                      : 4;
+
 // A lane has kHold runs of kRun columns, 32 runs apart. Dots need all columns in one warp.
 template <typename T, int kRun, int kHold, bool kDots>
-__global__ void __launch_bounds__(kRowSumThreads)
+__global__ void __launch_bounds__(kRowSumThreads, kRowSumBlocks<T, kDots>)
     row_window_kernel(RowSumPlan s, RowSumTerms<T> terms) {
-  constexpr unsigned kAll = 0xffffffffu;
-  constexpr int kBatch = kDots ? 2 : 4;  // rows that are loaded together
+  constexpr int kColumns = 32 * kHold * kRun;
+  constexpr int kBatch = kDots && sizeof(T) == 4 ? 2 : 4;  // rows that are loaded together
+  __shared__ RowSumPlace shared[kRowSumThreads];
   const int lane = threadIdx.x % 32;
   const int64_t w = blockIdx.x * int64_t{kRowSumThreads / 32} + threadIdx.x / 32;
   if (w >= s.windows) {
     return;
   }
+  RowSumPlace* held = shared + threadIdx.x / 32 * 32;
   const int64_t begin = w * s.window, end = min(s.count, begin + s.window);
-  const int64_t first_column = (blockIdx.y * int64_t{32 * kHold} + lane) * kRun;
+  const int64_t start = blockIdx.y * int64_t{kColumns};
   const auto for_runs = [&](auto&& fn) {
 #pragma unroll
     for (int h = 0; h < kHold; ++h) {
-      const int64_t column = first_column + h * 32 * kRun;
+      const int64_t column = start + (h * 32 + lane) * kRun;
       if (column < s.width) {
         fn(h, column);
       }
     }
   };
-  float sum[kHold][kRun] = {}, value[kHold][kRun];
+  float sum[kHold][kRun] = {};
+  RawRun<T, kRun> value[kHold];
   int32_t id = s.ids[begin];
   bool came = begin > 0 && s.ids[begin - 1] == id;  // from the window before
   const auto load_value = [&](int32_t of) {
     if constexpr (kDots) {
-      for_runs(
-          [&](int h, int64_t column) { load_run(terms.values + of * s.width + column, value[h]); });
+      for_runs([&](int h, int64_t column) {
+        value[h] =
+            __ldcs(reinterpret_cast<const RawRun<T, kRun>*>(terms.values + of * s.width + column));
+      });
     }
   };
   const auto put_sum = [&](bool goes_on) {
-    float* to = came      ? s.partial + 2 * w * s.width
-                : goes_on ? s.partial + (2 * w + 1) * s.width
-                          : terms.to + id * s.width;
-    const bool add = !came && !goes_on;
+    float* part = s.partial + (2 * w + (came ? 0 : 1)) * s.width;
+    const bool whole = !came && !goes_on;
     for_runs([&](int h, int64_t column) {
-      put_run(to + column, sum[h], add);
+      if (whole) {
+        add_once(terms.to + id * s.width + column, sum[h]);
+      } else {
+        store_run(part + column, sum[h]);
+      }
 #pragma unroll
       for (int r = 0; r < kRun; ++r) {
         sum[h][r] = 0;
@@ -112,46 +191,59 @@ __global__ void __launch_bounds__(kRowSumThreads)
   load_value(id);
   for (int64_t first = begin; first < end; first += 32) {
     const int places = static_cast<int>(min(int64_t{32}, end - first));
-    const bool mine = lane < places;
-    const int32_t own_id = mine ? s.ids[first + lane] : 0;
-    const int32_t own_place = mine ? s.places[first + lane] : 0;
-    const float own_weight = mine && terms.weights != nullptr ? terms.weights[own_place] : 1;
-    const int64_t own_row = terms.row_at[terms.sharing.quotient(static_cast<uint32_t>(own_place))];
+    const int64_t mine = first + min(lane, places - 1);
+    const int32_t own_id = s.ids[mine], own_place = s.places[mine];
+    if (lane < places && mine > begin && own_id != s.ids[mine - 1]) {
+      const int64_t columns = min(int64_t{kColumns}, s.width - start);
+      prefetch_run(terms.to + own_id * s.width + start, columns);
+      if constexpr (kDots) {
+        prefetch_run(terms.values + own_id * s.width + start, columns);
+      }
+    }
+    __syncwarp();  // the places before have been read
+    held[lane] = {terms.row_at[terms.sharing.quotient(static_cast<uint32_t>(own_place))], own_id,
+                  terms.weights != nullptr ? terms.weights[own_place] : 1};
+    __syncwarp();
     float own_dot = 0;
     for (int at = 0; at < places; at += kBatch) {
-      float row[kBatch][kHold][kRun];
+      RawRun<T, kRun> row[kBatch][kHold];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const T* from = terms.rows + __shfl_sync(kAll, own_row, min(at + i, places - 1));
-        for_runs([&](int h, int64_t column) { load_run(from + column, row[i][h]); });
+        const T* from = terms.rows + held[at + i].row;  // past the end: the last one again
+        for_runs([&](int h, int64_t column) { row[i][h] = load_raw<kRun>(from + column); });
       }
+      float dots[kBatch] = {};
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (at + i >= places) {
           break;
         }
-        const int32_t next = __shfl_sync(kAll, own_id, at + i);
-        const float weight = __shfl_sync(kAll, own_weight, at + i);
+        const int32_t next = held[at + i].id;
+        const float weight = held[at + i].weight;
         if (next != id) {
           load_value(next);
           put_sum(false);
           id = next;
         }
-        float dot = 0;
         for_runs([&](int h, int64_t) {
+          float x[kRun], v[kRun];
+          unpack_run<T>(row[i][h], x);
+          if constexpr (kDots) {
+            unpack_run<T>(value[h], v);
+          }
 #pragma unroll
           for (int r = 0; r < kRun; ++r) {
-            sum[h][r] += weight * row[i][h][r];
-            dot += kDots ? row[i][h][r] * value[h][r] : 0;
+            sum[h][r] += weight * x[r];
+            dots[i] += kDots ? x[r] * v[r] : 0;
           }
         });
-        if constexpr (kDots) {
-          dot = warp_sum(dot);
-          own_dot = lane == at + i ? dot : own_dot;
-        }
+      }
+      if constexpr (kDots) {
+        const float dot = __shfl_sync(0xffffffffu, warp_sums(dots), lane % kBatch * (32 / kBatch));
+        own_dot = lane / kBatch * kBatch == at ? dot : own_dot;
       }
     }
-    if (kDots && mine) {
+    if (kDots && lane < places) {
       terms.dots[own_place] = own_dot;
     }
   }

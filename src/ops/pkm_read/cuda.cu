@@ -1,18 +1,57 @@
-// Forward: the scores of a block of tokens as products, the best sub-keys and slots a warp for
-// each, then the rows. Queries in bf16 are multiplied on tensor cores: with keys that are sums of
-// three bf16 nothing is rounded but the sums, which are floats, so that the same slots are chosen
-// as with floats.
+// Forward: the scores of a block of tokens as products, the best sub-keys and slots with a warp for
+// each head of a token, then the rows. Queries in bf16 are multiplied on tensor cores: with keys
+// that are sums of three bf16 nothing is rounded but the sums, which are floats, so that the same
+// slots are chosen as with floats.
 #include "ops/pkm_read/parts.cuh"
-#include "ops/pkm_read/select.cuh"
+#include "ops/pkm_read/select_few.cuh"
 
 namespace fwpkm {
 namespace {
 
-constexpr int kColumnThreads = 128;
+__device__ const Corner kCornerTable;
 
 // A warp's list of k keys; `item` is its row in `lists`.
 __device__ uint64_t* list_of(uint64_t* shared, uint64_t* lists, int64_t item, int64_t k) {
   return k <= kPkmSharedKeys ? shared + threadIdx.x / 32 * kPkmSharedKeys : lists + item * k;
+}
+
+// The k <= 32 best slots of a token and head, and the softmax of their scores. An item is a head of
+// a token.
+template <int kHeld>
+__global__ void __launch_bounds__(32 * kPkmWarps, 8)
+    select_kernel(const float* scores, int64_t items, int n, int64_t pitch, int k, int32_t* slots,
+                  float* weights) {
+  __shared__ uint64_t shared[kPkmWarps][kFewList];
+  const int64_t item = blockIdx.x * int64_t{kPkmWarps} + threadIdx.x / 32;
+  if (item >= items) {
+    return;
+  }
+  const int lane = threadIdx.x % 32;
+  uint64_t* list = shared[threadIdx.x / 32];
+  slots += item * k;
+  weights += item * k;
+  uint64_t best[2] = {}, chosen;
+#pragma unroll 1
+  for (int m = 0; m < 2; ++m) {
+    const float* row = scores + (item * 2 + m) * pitch;
+    best[0] = best[1];
+    if (!few_top_k<kHeld>(row, n, k, list, &best[1])) {
+      best[1] = any_top_k(row, n, k, list);
+    }
+  }
+  if (lane >= k) {
+    best[0] = best[1] = 0;
+  }
+  if (!few_product_top_k(kCornerTable.lanes[lane], best[0], best[1], n, k, list, &chosen)) {
+    chosen = any_product_top_k(best[0], best[1], n, k, list, weights, slots);
+  }
+  const float score = score_of(order_of_key(chosen));
+  const float power = expf(score - __shfl_sync(kWholeWarp, score, 0));
+  const float total = warp_sum(lane < k ? power : 0);
+  if (lane < k) {
+    slots[lane] = id_of_key(chosen);
+    weights[lane] = power / total;
+  }
 }
 
 // The k best of each row of n scores.
@@ -82,44 +121,77 @@ __global__ void repeat_kernel(const bf16* q, bf16* to, uint32_t items, int half,
   }
 }
 
-// y of a token: a thread for each kRun features.
-template <typename T, int kRun>
-__global__ void __launch_bounds__(kColumnThreads)
-    read_kernel(const float* values, const int32_t* slots, const float* weights, T* y,
+// y of a token. A warp has kLanes runs of kRun features, of several rows at a time where kLanes <
+// 32; neighbouring blocks have the same features of other tokens, so that more of what they read is
+// still in the cache.
+template <typename T, int kRun, int kLanes>
+__global__ void __launch_bounds__(32 * kPkmWarps)
+    read_kernel(const T* values, const int32_t* slots, const float* weights, T* y, int64_t tokens,
                 int64_t reads, int64_t dv) {
-  constexpr int kBatch = 8;  // rows that are loaded together
-  const int64_t token = blockIdx.x;
-  const int64_t column = (blockIdx.y * int64_t{kColumnThreads} + threadIdx.x) * kRun;
-  if (column >= dv) {
+  constexpr int kRows = 32 / kLanes, kBatch = 8;  // rows that are loaded together
+  const int64_t token = blockIdx.x * int64_t{kPkmWarps} + threadIdx.x / 32;
+  if (token >= tokens) {
     return;
   }
+  const int lane = threadIdx.x % 32;
+  const int64_t column = (blockIdx.y * int64_t{kLanes} + lane % kLanes) * kRun;
+  values += column < dv ? column : 0;
   slots += token * reads;
   weights += token * reads;
   float sum[kRun] = {};
-  const auto add = [&](float weight, const float(&value)[kRun]) {
+  for (int64_t first = 0; first < reads; first += 32) {
+    const int count = static_cast<int>(min(int64_t{32}, reads - first));
+    // Not wanted again before long, so they should not take the place of values in the cache.
+    const int32_t own_slot = __ldcs(slots + first + min(lane, count - 1));
+    const float own_weight = lane < count ? __ldcs(weights + first + lane) : 0;
+    for (int at = 0; at < count; at += kBatch * kRows) {
+      RawRun<T, kRun> raw[kBatch];
+      float weight[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int r = at + i * kRows + lane / kLanes;
+        raw[i] = load_raw<kRun>(values + __shfl_sync(kWholeWarp, own_slot, r) * dv);
+        weight[i] = __shfl_sync(kWholeWarp, own_weight, r);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float value[kRun];
+        unpack_run<T>(raw[i], value);
+#pragma unroll
+        for (int c = 0; c < kRun; ++c) {
+          sum[c] += weight[i] * value[c];
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int step = kLanes; step < 32; step *= 2) {
 #pragma unroll
     for (int c = 0; c < kRun; ++c) {
-      sum[c] += weight * value[c];
+      sum[c] += __shfl_xor_sync(kWholeWarp, sum[c], step);
     }
+  }
+  if (lane < kLanes && column < dv) {
+    store_wide(y + token * dv + column, sum);
+  }
+}
+
+void launch_select(const PkmSizes& s, const PkmForwardParts& parts, int64_t tokens, int32_t* slots,
+                   float* weights) {
+  const int64_t items = tokens * s.heads;
+  const auto launch = [&](auto kernel) {
+    kernel<<<pkm_warp_blocks(items), 32 * kPkmWarps, 0, this_stream()>>>(
+        parts.scores, items, static_cast<int>(s.n), pkm_pitch(s), static_cast<int>(s.k), slots,
+        weights);
+    check_launch("pkm_read selecting");
   };
-  int64_t r = 0;
-  for (; r + kBatch <= reads; r += kBatch) {
-    float value[kBatch][kRun];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      load_run(values + slots[r + i] * dv + column, value[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      add(weights[r + i], value[i]);
-    }
+  if (s.n <= 128) {
+    launch(&select_kernel<4>);
+  } else if (s.n <= 512) {
+    launch(&select_kernel<16>);
+  } else {
+    launch(&select_kernel<32>);
   }
-  for (; r < reads; ++r) {
-    float value[kRun];
-    load_run(values + slots[r] * dv + column, value);
-    add(weights[r], value);
-  }
-  store_wide(y + token * dv + column, sum);
 }
 
 void launch_sub_keys(const PkmSizes& s, const PkmForwardParts& parts, int64_t tokens) {
@@ -129,12 +201,8 @@ void launch_sub_keys(const PkmSizes& s, const PkmForwardParts& parts, int64_t to
         parts.scores, rows, s.n, pkm_pitch(s), s.k, parts.best, parts.ids, parts.lists);
     check_launch("pkm_read sub-keys");
   };
-  if (s.n <= 128) {
-    launch(&sub_keys_kernel<4>);
-  } else if (s.n <= 512) {
+  if (s.n <= 512) {
     launch(&sub_keys_kernel<16>);
-  } else if (s.n <= 1024) {
-    launch(&sub_keys_kernel<32>);
   } else {
     launch(&sub_keys_kernel<0>);
   }
@@ -148,9 +216,7 @@ void launch_slots(const PkmSizes& s, const PkmForwardParts& parts, int64_t token
         parts.best, parts.ids, items, s.n, s.k, slots, weights, parts.lists);
     check_launch("pkm_read slots");
   };
-  if (s.k <= 8) {
-    launch(&slots_kernel<8>);
-  } else if (s.k <= 32) {
+  if (s.k <= 32) {
     launch(&slots_kernel<32>);
   } else {
     launch(&slots_kernel<0>);
@@ -197,7 +263,7 @@ template <typename T>
 void forward(const OpArgs& args, const PkmSizes& s) {
   const PkmForwardParts parts(s, args, args.workspace);
   const T* q = args.in[0].ptr<T>();
-  const float* values = args.in[2].ptr<float>();
+  const T* values = args.in[2].ptr<T>();
   T* y = args.out[0].ptr<T>();
   int32_t* slots = args.out[1].ptr<int32_t>();
   float* weights = args.out[2].ptr<float>();
@@ -208,22 +274,29 @@ void forward(const OpArgs& args, const PkmSizes& s) {
   for (int64_t first = 0; first < s.tokens; first += step) {
     const int64_t count = std::min(step, s.tokens - first);
     make_scores(args, s, parts, q + first * s.row, count);
-    launch_sub_keys(s, parts, count);
-    launch_slots(s, parts, count, slots + first * s.reads, weights + first * s.reads);
+    const int64_t at = first * s.reads;
+    if (pkm_few(s)) {
+      launch_select(s, parts, count, slots + at, weights + at);
+    } else {
+      launch_sub_keys(s, parts, count);
+      launch_slots(s, parts, count, slots + at, weights + at);
+    }
   }
-  const auto read = [&](auto kernel, int64_t run) {
-    const dim3 grid(static_cast<unsigned>(s.tokens),
-                    static_cast<unsigned>(ceil_div(s.dv, kColumnThreads * run)));
-    kernel<<<grid, kColumnThreads, 0, this_stream()>>>(values, slots, weights, y, s.reads, s.dv);
-    check_launch("pkm_read");
-  };
   if (s.dv == 0) {
     return;
   }
-  if (in_runs_of(4, {args.in[2], args.out[0]})) {
-    read(&read_kernel<T, 4>, 4);
+  const auto read = [&](auto kernel, int64_t columns) {
+    const dim3 grid(pkm_warp_blocks(s.tokens), static_cast<unsigned>(ceil_div(s.dv, columns)));
+    kernel<<<grid, 32 * kPkmWarps, 0, this_stream()>>>(values, slots, weights, y, s.tokens, s.reads,
+                                                       s.dv);
+    check_launch("pkm_read");
+  };
+  // Of bf16, 64 features of the paper's table fit into the cache.
+  constexpr int kRun = kPkmRun<T>, kLanes = sizeof(T) == 2 ? 8 : 32;
+  if (in_runs_of(kRun, {args.in[2], args.out[0]})) {
+    read(&read_kernel<T, kRun, kLanes>, kRun * kLanes);
   } else {
-    read(&read_kernel<T, 1>, 1);
+    read(&read_kernel<T, 1, 32>, 32);
   }
 }
 
@@ -231,6 +304,8 @@ void forward(const OpArgs& args, const PkmSizes& s) {
 
 void pkm_read_forward_cuda(const OpArgs& args) {
   const PkmSizes s(args);
+  require(args.in[2].dtype == args.in[0].dtype, "pkm_read", "queries are {}, but values are {}",
+          dtype_name(args.in[0].dtype), dtype_name(args.in[2].dtype));
   if (s.tokens > 0) {
     with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args, s); });
   }

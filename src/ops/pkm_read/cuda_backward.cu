@@ -9,14 +9,14 @@ namespace {
 
 // dw = <dy, value> of each read.
 template <typename T, int kRun>
-__global__ void weight_gradient_kernel(const float* values, const int32_t* slots, const T* dy,
+__global__ void weight_gradient_kernel(const T* values, const int32_t* slots, const T* dy,
                                        FastRows dy_rows, FastDivisor reads, float* dw,
                                        int64_t total, int64_t dv) {
   const int64_t read = blockIdx.x * int64_t{kPkmWarps} + threadIdx.x / 32;
   if (read >= total) {
     return;
   }
-  const float* value = values + slots[read] * dv;
+  const T* value = values + slots[read] * dv;
   const T* d = dy + dy_rows[reads.quotient(static_cast<uint32_t>(read))];
   float sum = 0;
   for (int64_t i = threadIdx.x % 32 * kRun; i < dv; i += 32 * kRun) {
@@ -48,6 +48,22 @@ struct Read {
   }
 };
 
+// For each sub-key of k <= 32 reads, a lane each, the sum of all reads that share it. The lane of
+// the first of them gets it, others nothing: returns whether this one does.
+__device__ bool sum_shared(uint32_t id, float ds, int k, float* sum) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const int lane = threadIdx.x % 32;
+  const unsigned same = __match_any_sync(kAll, lane < k ? id : kAll);
+  const bool leads = lane < k && (same & ((1u << lane) - 1)) == 0;
+  unsigned left = leads ? same : 0;
+  while (__ballot_sync(kAll, left != 0) != 0) {
+    const float other = __shfl_sync(kAll, ds, left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0);
+    *sum += left != 0 ? other : 0;
+    left &= left - 1;
+  }
+  return leads;
+}
+
 // Through the softmax and to the sub-keys: dscores [.., H, 2, pitch] gets for each sub-key the sum
 // of the slots that share it, and zeros for all others. An item is a head of a token; the lane of a
 // sub-key's first slot adds up all of them.
@@ -66,8 +82,8 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
   dw += item * k;
   dscores += item * 2 * pitch;
   auto* zeros = reinterpret_cast<uint4*>(dscores);
-  const auto quads = static_cast<int64_t>(2 * pitch * sizeof(T) / sizeof(uint4));
-  for (int64_t i = lane; i < quads; i += 32) {
+  const auto quads = static_cast<int>(2 * pitch * sizeof(T) / sizeof(uint4));
+  for (int i = lane; i < quads; i += 32) {
     zeros[i] = {0, 0, 0, 0};
   }
   float mean = 0;
@@ -81,16 +97,23 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
     const Read own(slots, weights, dw, mean, n, min(r, k - 1));
     bool leads[2] = {r < k, r < k};
     float sums[2] = {};
-    for (int other = 0; other < k; other += 32) {
-      const Read held(slots, weights, dw, mean, n, min(other + lane, k - 1));
-      const int count = min(32, k - other);
-      for (int j = 0; j < count; ++j) {
-        const float ds = __shfl_sync(kAll, held.ds, j);
+    if (k <= 32) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const bool same = __shfl_sync(kAll, held.ids[m], j) == own.ids[m];
-          leads[m] = leads[m] && !(same && other + j < r);
-          sums[m] += same ? ds : 0;
+      for (int m = 0; m < 2; ++m) {
+        leads[m] = sum_shared(own.ids[m], own.ds, k, &sums[m]);
+      }
+    } else {
+      for (int other = 0; other < k; other += 32) {
+        const Read held(slots, weights, dw, mean, n, min(other + lane, k - 1));
+        const int count = min(32, k - other);
+        for (int j = 0; j < count; ++j) {
+          const float ds = __shfl_sync(kAll, held.ds, j);
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            const bool same = __shfl_sync(kAll, held.ids[m], j) == own.ids[m];
+            leads[m] = leads[m] && !(same && other + j < r);
+            sums[m] += same ? ds : 0;
+          }
         }
       }
     }
@@ -104,9 +127,10 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
 }
 
 // Whether one pass over the slots gives dvalues and the gradients of weights.
+template <typename T>
 bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
   return args.din[2] && (args.din[0] || args.din[1]) && s.dv <= 512 &&
-         in_runs_of(4, {args.in[2], args.dout[0], args.din[2]});
+         in_runs_of(kPkmRun<T>, {args.in[2], args.dout[0], args.din[2]});
 }
 
 template <typename T>
@@ -117,11 +141,11 @@ void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
                                 .sharing = FastDivisor(s.reads),
                                 .weights = args.out[2].ptr<float>(),
                                 .to = args.din[2].ptr<float>(),
-                                .values = args.in[2].ptr<float>(),
+                                .values = args.in[2].ptr<T>(),
                                 .dots = parts.dw};
   sort_places(parts.sums, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
-  if (in_one_pass(args, s)) {
-    add_shared_rows<4, 4, true>(parts.sums, terms, "pkm_read values");
+  if (in_one_pass<T>(args, s)) {
+    add_shared_rows<kPkmRun<T>, 16 / kPkmRun<T>, true>(parts.sums, terms, "pkm_read values");
   } else if (in_runs_of(4, {dy, args.din[2]})) {
     add_shared_rows<4, 2, false>(parts.sums, terms, "pkm_read values");
   } else {
@@ -135,7 +159,7 @@ void weight_gradients(const OpArgs& args, const PkmSizes& s, float* dw) {
   const int64_t total = s.tokens * s.reads;
   const auto launch = [&](auto kernel) {
     kernel<<<pkm_warp_blocks(total), 32 * kPkmWarps, 0, this_stream()>>>(
-        args.in[2].ptr<float>(), args.out[1].ptr<int32_t>(), dy.ptr<T>(), FastRows(dy),
+        args.in[2].ptr<T>(), args.out[1].ptr<int32_t>(), dy.ptr<T>(), FastRows(dy),
         FastDivisor(s.reads), dw, total, s.dv);
     check_launch("pkm_read weights");
   };
@@ -153,7 +177,7 @@ void score_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
   const T* q = args.in[0].ptr<T>();
   T *dq = args.din[0].ptr<T>(), *dscores = static_cast<T*>(parts.dscores);
   float* dkeys = args.din[1].ptr<float>();
-  const int64_t step = pkm_tokens_at_once(s), pitch = pkm_pitch(s);
+  const int64_t step = pkm_gradient_tokens(s, args.in[0].dtype), pitch = pkm_pitch(s);
   for (int64_t first = 0; first < s.tokens; first += step) {
     const int64_t count = std::min(step, s.tokens - first), items = count * s.heads;
     const int64_t at = first * s.reads;
@@ -202,7 +226,7 @@ void backward(const OpArgs& args, const PkmSizes& s) {
   if (!args.din[0] && !args.din[1]) {
     return;
   }
-  if (!in_one_pass(args, s) || s.dv == 0) {
+  if (!in_one_pass<T>(args, s) || s.dv == 0) {
     weight_gradients<T>(args, s, parts.dw);
   }
   const float* keys = args.in[1].ptr<float>();

@@ -10,6 +10,15 @@ namespace fwpkm {
 inline constexpr int kPkmWarps = 4;        // to a block, in kernels with a warp for each item
 inline constexpr int kPkmSharedKeys = 64;  // lists of up to this many keys lie in shared memory
 
+// Features that one load takes: 16 bytes of values, which are of q's type.
+template <typename T>
+inline constexpr int kPkmRun = 16 / static_cast<int>(sizeof(T));
+
+// Up to this many slots and sub-keys, a warp selects in registers.
+inline bool pkm_few(const PkmSizes& s) {
+  return s.k <= 32 && s.n <= 1024;
+}
+
 inline unsigned pkm_warp_blocks(int64_t items) {
   return static_cast<unsigned>(ceil_div(items, kPkmWarps));
 }
@@ -21,6 +30,12 @@ inline int64_t pkm_books(const PkmSizes& s) {
 inline int64_t pkm_tokens_at_once(const PkmSizes& s) {
   constexpr int64_t kScores = int64_t{1} << 23;  // about half of what the cache holds
   return std::min(s.tokens, std::max<int64_t>(64, kScores / (pkm_books(s) * s.n)));
+}
+
+// The same for score gradients, which are of q's type.
+inline int64_t pkm_gradient_tokens(const PkmSizes& s, DType type) {
+  const auto times = static_cast<int64_t>(sizeof(float) / dtype_size(type));
+  return std::min(s.tokens, times * pkm_tokens_at_once(s));
 }
 
 // Numbers from the scores of a codebook to the next: whole 16 bytes of either type.
@@ -38,7 +53,7 @@ inline constexpr int kPkmKeyTerms = 3;
 
 struct PkmForwardParts {
   float* scores;    // [block, H, 2, pitch]
-  float* best;      // [block, H, 2, k], the best sub-scores
+  float* best;      // [block, H, 2, k], the best sub-scores, unless they are few
   int32_t* ids;     // [block, H, 2, k], and their sub-keys
   uint64_t* lists;  // [block, H, 2, k], where k is too large for shared memory
   bf16* queries;    // [block, H, 2, terms, padded half], if they are bf16
@@ -50,8 +65,8 @@ struct PkmForwardParts {
     const int64_t split = args.in[0].dtype == DType::kBF16 ? kPkmKeyTerms * pkm_padded_half(s) : 0;
     Carver carver(workspace);
     scores = carver.take<float>(rows * pkm_pitch(s));
-    best = carver.take<float>(rows * s.k);
-    ids = carver.take<int32_t>(rows * s.k);
+    best = carver.take<float>(pkm_few(s) ? 0 : rows * s.k);
+    ids = carver.take<int32_t>(pkm_few(s) ? 0 : rows * s.k);
     lists = carver.take<uint64_t>(s.k > kPkmSharedKeys ? rows * s.k : 0);
     queries = carver.take<bf16>(rows * split);
     keys = carver.take<bf16>(pkm_books(s) * s.n * split);
@@ -81,8 +96,9 @@ struct PkmBackwardParts {
 
   static bool through_scores(const OpArgs& args) { return args.din[0] || args.din[1]; }
   static int64_t score_bytes(const PkmSizes& s, const OpArgs& args) {
-    return pkm_tokens_at_once(s) * pkm_books(s) * pkm_pitch(s) *
-           static_cast<int64_t>(dtype_size(args.in[0].dtype));
+    const DType type = args.in[0].dtype;
+    return pkm_gradient_tokens(s, type) * pkm_books(s) * pkm_pitch(s) *
+           static_cast<int64_t>(dtype_size(type));
   }
 };
 
