@@ -57,9 +57,14 @@ class Profile {
     }
     const auto start = std::chrono::steady_clock::now();
     part();
+    if (current_->waits_) {
+      cuda::synchronize();
+    }
     const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
     current_->phases_[name] += ms.count();
   }
+  // Whether phases of this thread are waited for: what could run side by side then runs one by one.
+  static bool waiting() { return current_ != nullptr && current_->waits_; }
 
  private:
   static inline thread_local Profile* current_ = nullptr;

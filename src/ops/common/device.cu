@@ -1,13 +1,19 @@
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
+#include <atomic>
 #include <bit>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <tuple>
 
 #include "base/error.h"
 #include "ops/common/device.cuh"
 #include "tensor/cuda.h"
+#include "tensor/cuda_memory.h"
+#include "tensor/profile.h"
 
 namespace fwpkm {
 namespace {
@@ -31,7 +37,9 @@ using ProductKey = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, in
 
 // What a thread works with.
 struct Context {
-  cudaStream_t stream = nullptr;
+  cudaStream_t stream = nullptr;  // in use; `side` beside it
+  cudaStream_t side = nullptr;
+  cudaEvent_t border = nullptr;
   cublasHandle_t blas = nullptr;
   cublasLtHandle_t lt = nullptr;
   void* blas_workspace = nullptr;
@@ -43,7 +51,14 @@ struct Context {
   static constexpr size_t kExactScratch = 256u << 20;
 
   Context() {
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    // Blocks of the side stream come where those of the other leave room.
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+               "making a stream");
+    check_cuda(cudaStreamCreateWithPriority(&side, cudaStreamNonBlocking, least),
+               "making a stream");
+    check_cuda(cudaEventCreateWithFlags(&border, cudaEventDisableTiming), "making an event");
     check_cublas(cublasCreate(&blas), "starting cuBLAS");
     check_cublas(cublasSetStream(blas, stream), "cuBLAS's stream");
     // A workspace of its own, so that products repeat bit for bit and can be part of a graph.
@@ -279,16 +294,13 @@ __global__ void convert_kernel(const float* from, bf16* to, int64_t count) {
   }
 }
 
-__global__ void add_groups_kernel(const float* partial, int64_t groups, int64_t columns, float* to,
-                                  bool accumulate) {
-  const int64_t c = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (c < columns) {
-    float sum = 0;
-    for (int64_t g = 0; g < groups; ++g) {
-      sum += partial[g * columns + c];
-    }
-    put(to + c, sum, accumulate);
+// What comes on `waiting` waits for what `first` has now.
+void wait_for(cudaStream_t waiting, cudaStream_t first) {
+  if (Profile::waiting()) {
+    return;
   }
+  check_cuda(cudaEventRecord(context().border, first), "ordering streams");
+  check_cuda(cudaStreamWaitEvent(waiting, context().border), "ordering streams");
 }
 
 }  // namespace
@@ -297,15 +309,26 @@ cudaStream_t this_stream() {
   return context().stream;
 }
 
-void check_cuda(cudaError_t error, const char* what) {
-  require(error == cudaSuccess, kTag, "{} failed: {}", what, cudaGetErrorString(error));
+SideStream::SideStream() : first_(context().stream) {
+  if (!Profile::waiting()) {
+    context().stream = context().side;
+  }
 }
 
-void add_column_groups(const float* partial, int64_t groups, int64_t columns, float* to,
-                       bool accumulate) {
-  add_groups_kernel<<<static_cast<unsigned>(ceil_div(columns, 128)), 128, 0, this_stream()>>>(
-      partial, groups, columns, to, accumulate);
-  check_launch("adding up columns");
+SideStream::~SideStream() {
+  context().stream = first_;
+}
+
+void SideStream::fork() {
+  wait_for(context().side, context().stream);
+}
+
+void SideStream::join() {
+  wait_for(context().stream, context().side);
+}
+
+void check_cuda(cudaError_t error, const char* what) {
+  require(error == cudaSuccess, kTag, "{} failed: {}", what, cudaGetErrorString(error));
 }
 
 void gpu_gemm(const GpuGemm& g, const float* a, const float* b, float* c) {
@@ -335,6 +358,35 @@ void gpu_gemm(const GpuGemm& g, const bf16* a, const bf16* b, float* c) {
 }
 
 namespace cuda {
+namespace {
+
+// What FWPKM_GPU_MEMORY allows, in MiB there; without it, everything.
+size_t memory_limit() {
+  static const size_t limit = [] {
+    const char* text = std::getenv("FWPKM_GPU_MEMORY");
+    if (text == nullptr) {
+      return SIZE_MAX;
+    }
+    size_t mib = 0;
+    const char* end = text + std::strlen(text);
+    const auto [rest, error] = std::from_chars(text, end, mib);
+    require(error == std::errc() && rest == end && mib > 0 && mib < (SIZE_MAX >> 20), kTag,
+            "FWPKM_GPU_MEMORY is '{}'; it must be a number of MiB, such as 8192", text);
+    return mib << 20;
+  }();
+  return limit;
+}
+
+}  // namespace
+
+std::atomic<size_t>& memory_taken() {
+  static std::atomic<size_t> bytes{0};
+  return bytes;
+}
+
+bool memory_allowed(size_t bytes) {
+  return memory_taken() + bytes <= memory_limit();
+}
 
 bool built() {
   return true;
@@ -357,7 +409,8 @@ std::string describe() {
 size_t free_bytes() {
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
-  return free;
+  const size_t limit = memory_limit(), taken = memory_taken();
+  return std::min(free, limit > taken ? limit - taken : 0);
 }
 
 void* allocate(size_t bytes) {
@@ -365,36 +418,41 @@ void* allocate(size_t bytes) {
     return kept;
   }
   void* data = nullptr;
+  if (!memory_allowed(bytes)) {
+    return nullptr;
+  }
   const cudaError_t error = cudaMalloc(&data, bytes);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     return nullptr;
   }
   check_cuda(error, "asking for memory");
+  memory_taken() += bytes;
   return data;
 }
 
 void release(void* data, size_t bytes) noexcept {
   if (data != nullptr && !Released::mine().keep(data, bytes)) {
     cudaFree(data);
+    memory_taken() -= bytes;
   }
 }
 
 void copy_in(void* to, const void* host, size_t bytes) {
   // From pageable memory: the call returns when the bytes are taken.
-  check_cuda(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, this_stream()),
+  check_cuda(cudaMemcpyAsync(to, host, bytes, cudaMemcpyDefault, this_stream()),
              "copying to the GPU");
   check_cuda(cudaStreamSynchronize(this_stream()), "copying to the GPU");
 }
 
 void copy_out(void* host, const void* from, size_t bytes) {
-  check_cuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, this_stream()),
+  check_cuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDefault, this_stream()),
              "copying from the GPU");
   check_cuda(cudaStreamSynchronize(this_stream()), "copying from the GPU");
 }
 
 void copy(void* to, const void* from, size_t bytes) {
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, this_stream()),
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, this_stream()),
              "copying on the GPU");
 }
 
@@ -457,12 +515,12 @@ void release_pinned(void* data) noexcept {
 }
 
 void send(void* to, const void* host, size_t bytes) {
-  check_cuda(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, this_stream()),
+  check_cuda(cudaMemcpyAsync(to, host, bytes, cudaMemcpyDefault, this_stream()),
              "copying to the GPU");
 }
 
 void fetch(void* host, const void* from, size_t bytes) {
-  check_cuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, this_stream()),
+  check_cuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDefault, this_stream()),
              "copying from the GPU");
 }
 

@@ -136,6 +136,27 @@ inline bool in_runs_of(int64_t count, std::initializer_list<View> views) {
 
 // The calling thread's stream. All kernels go there, in order.
 cudaStream_t this_stream();
+
+// Work beside that of this_stream(): while one of these exists, this_stream() is a second stream of
+// the thread, on which kernels run at the same time (products must not go there). Only fork() and
+// join(), called outside of it, order the two; all that was forked must be joined before an op
+// returns. While phases are waited for there is one stream only.
+class SideStream {
+ public:
+  SideStream();
+  ~SideStream();
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+
+  // What is queued on the second stream from now on waits for all that is queued on the first; and
+  // the other way round.
+  static void fork();
+  static void join();
+
+ private:
+  cudaStream_t first_;
+};
+
 // Throws an Error that names what was being done.
 void check_cuda(cudaError_t error, const char* what);
 // After a launch: bad configurations show here, errors inside kernels at the next synchronize.
@@ -240,14 +261,11 @@ __device__ inline void put(T* to, float value, bool accumulate) {
   *to = from_float<T>(accumulate ? to_float(*to) + value : value);
 }
 
-// Sums over rows: partial[group][column] for groups of rows, then to[column] in the order of the
-// groups. `partial` is workspace of column_groups(rows) * columns floats.
+// Sums over rows go in two steps: over groups of this many rows, then over groups.
 inline constexpr int64_t kColumnRows = 64;
 inline int64_t column_groups(int64_t rows) {
   return ceil_div(rows, kColumnRows);
 }
-void add_column_groups(const float* partial, int64_t groups, int64_t columns, float* to,
-                       bool accumulate);
 
 // Products, row-major: C [m, n] = alpha op(A) op(B) + beta D (+ bias [n]), batches `stride`
 // elements apart; D is C itself or `add`. Floats are multiplied in float32, without TF32, or, where

@@ -3,13 +3,10 @@
 
 #include "ops/fwpkm/cuda_backward.cuh"
 #include "ops/fwpkm/cuda_write.cuh"
+#include "tensor/profile.h"
 
 namespace fwpkm {
 namespace {
-
-int64_t longest_span(const FwpkmCall& call) {
-  return std::min(call.time, call.chunk);
-}
 
 // Where forward keeps its intermediate results; fills in what the call misses.
 struct ForwardWork {
@@ -30,7 +27,7 @@ struct ForwardWork {
       call->chain = carver.take<int32_t>(all * call->reads);
     }
     products.take(&carver, *call);
-    lists.take(&carver, *call, call->write, call->keys_move, false);
+    lists.take(&carver, *call, call->write, call->keys_move, true);
     if (call->write) {
       found.errors = carver.take<float>(chunk * call->dv);
       found.coefficients = carver.take<float>(chunk * call->reads);
@@ -55,48 +52,17 @@ struct ForwardWork {
   void take_keys(Carver* carver, const FwpkmCall& call, int64_t selections, int64_t chunk) {
     if (call.addr_loss) {
       found.p = carver->take<float>(selections);
-      keys.pbar = carver->take<float>(int64_t{call.marginals} * call.n);
-      keys.slope = carver->take<float>(int64_t{call.marginals} * call.n);
+      keys.marginals.p = found.p;
+      keys.marginals.tile_sums =
+          carver->take<float>(int64_t{call.books} * lists.entry_tiles * call.n);
+      keys.marginals.pbar = carver->take<float>(int64_t{call.marginals} * call.n);
+      keys.marginals.slope = carver->take<float>(int64_t{call.marginals} * call.n);
     } else {
       found.push = carver->take<float>(selections);
       found.along = carver->take<float>(chunk * call.reads);
     }
     keys.parts =
         carver->take<float>(call.books * key_part_rows(call, FwpkmSpan(call, 0)) * call.half);
-  }
-};
-
-struct BackwardWork {
-  FwpkmLists lists{};
-  size_t bytes = 0;
-
-  BackwardWork(const FwpkmCall& call, FwpkmBack* back, void* workspace) {
-    Carver carver(workspace);
-    const int64_t all = int64_t{call.batch} * call.time, subs = int64_t{call.books} * call.k;
-    const int64_t chunk = call.batch * longest_span(call);
-    const int64_t chains = call.write ? call.owners * call.chain_cap : 0;
-    lists.take(&carver, call, call.write && call.chunks > 1, call.keys_move, true);
-    back->dvalues = carver.take<float>(chains * call.dv);
-    back->live = carver.take<uint8_t>(chains);
-    back->errors = carver.take<float>(chunk * call.dv);
-    back->dreads = carver.take<float>(chunk * call.dv);
-    back->dw = carver.take<float>(chunk * call.reads);
-    back->ds = carver.take<float>(chunk * subs);
-    if (call.keys_move) {
-      const int64_t marginals = int64_t{call.marginals} * call.n;
-      back->dkeys = carver.take<float>(int64_t{call.books} * call.n * call.half);
-      back->gam = carver.take<float>(chunk * subs);
-      back->p = carver.take<float>(all * subs);
-      back->push = carver.take<float>(all * subs);
-      back->pbar = carver.take<float>(call.chunks * marginals);
-      back->slope = carver.take<float>(call.chunks * marginals);
-      back->dpbar = carver.take<float>(marginals);
-      back->along = carver.take<float>(chunk * call.reads);
-      back->dalong = carver.take<float>(chunk * call.reads);
-      back->parts =
-          carver.take<float>(call.books * key_part_rows(call, FwpkmSpan(call, 0)) * call.half);
-    }
-    bytes = carver.used();
   }
 };
 
@@ -126,35 +92,59 @@ void start(const FwpkmCall& call, const ForwardWork& work, const OpArgs& args) {
   const int64_t chains = call.write ? call.owners * call.chain_cap : 0;
   const int64_t items = std::max<int64_t>(std::max<int64_t>(chains, call.owners), call.chunks + 1);
   const View& kept = args.saved[FwpkmSaved::key_rows];
-  start_kernel<<<static_cast<unsigned>(ceil_div(items, kFwpkmThreads)), kFwpkmThreads, 0,
-                 this_stream()>>>(call, kept ? kept.dim(0) - 1 : 0);
-  check_launch("fwpkm starting");
-  if (!call.write) {
-    return;
-  }
-  const View& keys = args.in[FwpkmIn::keys];
-  check_cuda(cudaMemcpyAsync(call.moved, keys.data, static_cast<size_t>(keys.bytes()),
-                             cudaMemcpyDeviceToDevice, this_stream()),
-             "fwpkm copying keys");
-  if (work.map_bytes > 0) {
-    check_cuda(cudaMemsetAsync(call.map, 0xff, work.map_bytes, this_stream()), "fwpkm starting");
+  Profile::phase(call.write ? FwpkmPhases::write_values : FwpkmPhases::read, [&] {
+    start_kernel<<<static_cast<unsigned>(ceil_div(items, kFwpkmThreads)), kFwpkmThreads, 0,
+                   this_stream()>>>(call, kept ? kept.dim(0) - 1 : 0);
+    check_launch("fwpkm starting");
+    if (work.map_bytes > 0) {
+      check_cuda(cudaMemsetAsync(call.map, 0xff, work.map_bytes, this_stream()), "fwpkm starting");
+    }
+  });
+  if (call.write) {
+    const View& keys = args.in[FwpkmIn::keys];
+    Profile::phase(FwpkmPhases::write_keys, [&] {
+      check_cuda(cudaMemcpyAsync(call.moved, keys.data, static_cast<size_t>(keys.bytes()),
+                                 cudaMemcpyDeviceToDevice, this_stream()),
+                 "fwpkm copying keys");
+    });
   }
 }
 
-// No gradient of fast weights from here on.
-void cut(const FwpkmCall& call, FwpkmBack* back) {
-  back->keys_live = false;
-  if (call.keys_move) {
-    const int64_t keys = int64_t{call.books} * call.n * call.half;
-    check_cuda(
-        cudaMemsetAsync(back->dkeys, 0, static_cast<size_t>(keys) * sizeof(float), this_stream()),
-        "fwpkm clearing gradients");
+// Packs the queries of the first chunk, and those of the others beside what comes next.
+void pack_all(const FwpkmCall& call, const FwpkmProducts& products, bool beside) {
+  Profile::phase(FwpkmPhases::read, [&] {
+    pack_queries(call, products, 0, beside ? 1 : call.chunks);
+    if (beside) {
+      SideStream::fork();
+      const SideStream side;
+      pack_queries(call, products, 1, call.chunks);
+    }
+  });
+}
+
+// Runs `part` on the second stream, after all that the first one has now; or, if that is not
+// wanted, on the first.
+template <typename Part>
+void run_beside(bool beside, Part&& part) {
+  if (!beside) {
+    part();
+    return;
   }
-  if (call.write) {
-    check_cuda(cudaMemsetAsync(back->live, 0, static_cast<size_t>(call.owners * call.chain_cap),
-                               this_stream()),
-               "fwpkm clearing gradients");
-  }
+  SideStream::fork();
+  const SideStream side;
+  part();
+}
+
+// Whether values can be left to the second stream: selections and keys then never depend on them.
+// Of what the two share, the first stream only writes slots, sums of scores (in `weights`) and
+// lists of reads, each chunk its own, before it forks for who reads them; the lists are made from
+// slots, which nobody changes. All else that the second one reads or writes (weights, sources,
+// chains, shares, y, losses, errors, coefficients, the log, the map) is touched by it alone until
+// they join. Packed queries, which it makes first of all, are joined before the first chunk's
+// values.
+bool values_apart(const FwpkmCall& call) {
+  const bool pushed_by_values = call.keys_move && !call.addr_loss;
+  return !pushed_by_values && (call.keys_move || call.chunks > 1);
 }
 
 }  // namespace
@@ -240,86 +230,52 @@ FwpkmCall::FwpkmCall(const OpArgs& args) {
   wide = wide && (args.dout.empty() || in_runs_of(4, {args.dout[FwpkmOut::y]}));
 }
 
-FwpkmBack::FwpkmBack(const OpArgs& args) : dy_rows(args.dout[FwpkmOut::y]) {
-  dy = args.dout[FwpkmOut::y].data;
-  dq = args.din[FwpkmIn::q].data;
-  dv = args.din[FwpkmIn::v].data;
-  dg = args.din[FwpkmIn::g].ptr<float>();
-  add_q = args.accumulate[FwpkmIn::q];
-  add_v = args.accumulate[FwpkmIn::v];
-  add_g = args.accumulate[FwpkmIn::g];
-}
-
 void fwpkm_forward_cuda(const OpArgs& args) {
   const FwpkmSizes s(args);
   FwpkmCall call(args);
   const ForwardWork work(&call, static_cast<bool>(args.saved[FwpkmSaved::scores]), args.workspace);
   start(call, work, args);
-  for (int c = 0; c < call.chunks && call.batch > 0; ++c) {
-    const FwpkmSpan span(call, c);
-    select_slots(call, work.products, span, c == 0 || call.keys_move, work.found.p);
-    read_values(call, span, work.lists, work.found, static_cast<float>(s.step(c)));
-    if (!call.write) {
-      continue;
-    }
-    merge_tiles(call, work.lists, span, 1);
-    const FwpkmGroups groups = work.lists.of(call, span);
-    write_values(call, span, groups, work.found, work.keys);
-    if (call.keys_move) {
-      move_keys(call, span, groups, work.found, work.keys);
-    }
-  }
-}
-
-void fwpkm_backward_cuda(const OpArgs& args) {
-  const FwpkmSizes s(args);
-  FwpkmCall call(args);
-  call.keys = args.in[FwpkmIn::keys].ptr<float>();
-  FwpkmBack back(args);
-  const BackwardWork work(call, &back, args.workspace);
   if (call.batch == 0 || call.chunks == 0) {
     return;
   }
-  const auto cut_after = [&](int64_t c) {
-    return s.set.bptt_chunks > 0 && (c + 1) % s.set.bptt_chunks == 0;
-  };
-  group_all(call, work.lists);
-  if (call.keys_move && call.addr_loss && call.chunks > 1) {
-    push_all(call, work.lists, back);
-  }
-  for (int c = call.chunks - 1; c >= 0; --c) {
+  const bool apart = values_apart(call);
+  pack_all(call, work.products, apart && call.chunks > 1);
+  for (int c = 0; c < call.chunks; ++c) {
     const FwpkmSpan span(call, c);
-    const FwpkmGroups groups = work.lists.of(call, span);
-    if (c == call.chunks - 1 || cut_after(c)) {
-      cut(call, &back);
+    const auto step = static_cast<float>(s.step(c));
+    Profile::phase(FwpkmPhases::read,
+                   [&] { select_slots(call, work.products, span, c == 0, work.found.p); });
+    if (apart && c == 0 && call.chunks > 1) {
+      SideStream::join();  // queries of other chunks are packed
     }
-    back.last = c == 0 || cut_after(c - 1) || !call.write;
-    back.late = s.set.late_values && c == 0 && call.write;
-    back.memory = back.keys_live && !call.addr_loss;
-    if (back.memory) {
-      FwpkmFound found{};
-      found.errors = back.errors;
-      found.along = back.along;
-      found.push = back.push;
-      find_pushes(call, span, found);
+    run_beside(apart, [&] {
+      Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
+    });
+    if (!call.write) {
+      continue;
     }
-    if (back.keys_live) {
-      find_gam(call, span, groups, back);
+    Profile::phase(FwpkmPhases::write_values,
+                   [&] { group_chunk(call, work.lists, span, work.keys.marginals); });
+    run_beside(apart, [&] {
+      Profile::phase(FwpkmPhases::write_values,
+                     [&] { write_values(call, span, work.lists.of(call, span), work.found); });
+    });
+    if (call.keys_move) {
+      Profile::phase(FwpkmPhases::write_keys, [&] {
+        move_keys(call, span, work.lists.of(call, span), work.found, work.keys, work.products);
+      });
     }
-    through_tokens(call, span, groups, back, static_cast<float>(s.step(c)));
-    if (!back.last) {
-      to_earlier(call, span, groups, back);
-      back.keys_live = call.keys_move;
-    }
+  }
+  if (apart) {
+    SideStream::join();
   }
 }
 
 size_t fwpkm_workspace_cuda(const OpArgs& args, bool backward) {
-  FwpkmCall call(args);
   if (backward) {
-    FwpkmBack back(args);
-    return BackwardWork(call, &back, nullptr).bytes;
+    return fwpkm_backward_bytes(args);
   }
+  FwpkmCall call(args);
   return ForwardWork(&call, static_cast<bool>(args.saved[FwpkmSaved::scores]), nullptr).bytes;
 }
 

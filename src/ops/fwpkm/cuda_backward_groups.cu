@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(kFwpkmThreads) pushes_kernel(FwpkmCall call, F
 
 // gam = -<x, E>, the gradients of pushes: a warp for each piece of a codebook's list.
 template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
+__global__ void __launch_bounds__(kFwpkmThreads, 2)
     gam_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
-  constexpr int kGroups = kFwpkmKeyGroups, kAhead = 4;
+  constexpr int kGroups = kFwpkmKeyGroups, kAhead = sizeof(T) == 2 ? 8 : 4;
   const int pieces = pieces_of(call, span), lane = threadIdx.x % 32;
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * pieces) {
@@ -67,53 +67,44 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   }
   const int book = item / pieces;
   const Selection mine(call, span, groups, book, item % pieces * kFwpkmPiece + lane);
-  const int some = __popc(__ballot_sync(kWholeWarp, mine.here));
-  const int key = key_read(call, span, groups, book, mine.id);
-  const auto row_of = [&](const float* rows, int number, int i) {
-    return rows + static_cast<int64_t>(__shfl_sync(kWholeWarp, number, i)) * call.half;
-  };
+  const float score = call.scores[mine.of_all(call, book)];
+  const float* const tables[2] = {call.dot ? nullptr : keys_read(call),
+                                  back.dkeys_after(call, span.number)};
+  const int numbers[2] = {key_read(call, span, groups, book, mine.id), book * call.n + mine.id};
   float along = 0;
-  for (int begin = 0; begin < some; begin += kAhead) {
-    float sums[kAhead] = {};
-    for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
-      float x[kAhead][kGroups][kRun], y[kAhead][kGroups][kRun], z[kAhead][kGroups][kRun];
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const int i = min(begin + u, some - 1);
-        const T* q = query_of<T>(call, __shfl_sync(kWholeWarp, mine.t, i), book);
-        const float* k = row_of(keys_read(call), key, i);
-        const float* dk = row_of(back.dkeys, book * call.n + mine.id, i);
-        for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
-          load_run(q + c, x[u][g]);
-          load_run(dk + c, z[u][g]);
-          if (!call.dot) {
-            load_run(k + c, y[u][g]);
-          }
+  for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
+    walk_piece<T, kRun, kAhead>(
+        call, book, mine, first, tables, numbers,
+        [&](int i, bool, float(&x)[kGroups][kRun], const float(&rows)[2][kGroups][kRun]) {
+          float sum = 0;
+          for_groups<kRun, kGroups>(first, call.half, [&](int g, int) {
+            add_run(-1.0f, rows[0][g], x[g]);
+            sum = dot_run(x[g], rows[1][g], sum);
+          });
+          sum = warp_sum(sum);
+          along += lane == i ? sum : 0.0f;
         });
-      }
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        for_groups<kRun, kGroups>(first, call.half, [&](int g, int) {
-          if (!call.dot) {
-            add_run(-1.0f, y[u][g], x[u][g]);
-          }
-          sums[u] = dot_run(x[u][g], z[u][g], sums[u]);
-        });
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const float sum = warp_sum(sums[u]);
-      along = lane == begin + u ? sum : along;
-    }
   }
   if (mine.here) {
-    const float slope = slope_of(call, call.scores[mine.of_all(call, book)]);
-    back.gam[mine.of_chunk(call, book)] = -slope * along;
+    back.gam[mine.of_chunk(call, book)] = -slope_of(call, score) * along;
   }
 }
 
-// dpbar: a warp for each sub-key of each marginal.
+// What a selection adds to the gradient of its sub-key's slope.
+__device__ float slope_gradient(const FwpkmCall& call, const FwpkmBack& back, const Selection& s,
+                                int book) {
+  const float* p = back.p + s.of_all(call, book) - s.rank;
+  const float* gam = back.gam + s.of_chunk(call, book) - s.rank;
+  const float lambda = call.addr_weight;
+  float mean = 0;
+#pragma unroll 8
+  for (int r = 0; r < call.k; ++r) {
+    mean = fmaf(p[r], lambda * gam[r], mean);
+  }
+  return p[s.rank] * (lambda * gam[s.rank] - mean);
+}
+
+// dpbar: a warp for each sub-key of each marginal, two selections for each lane at a time.
 __global__ void __launch_bounds__(kFwpkmThreads)
     dpbar_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
@@ -121,21 +112,16 @@ __global__ void __launch_bounds__(kFwpkmThreads)
     return;
   }
   const int id = item % call.n;
-  const float lambda = call.addr_weight;
   float sum = 0;
   for (int book = item / call.n; book < call.books; book += call.marginals) {
     const int end = groups.start(call, book, id + 1);
     for (int i = groups.start(call, book, id) + static_cast<int>(threadIdx.x % 32); i < end;
-         i += 32) {
-      const Selection s(call, span, groups, book, i);
-      const float* p = back.p + s.of_all(call, book) - s.rank;
-      const float* gam = back.gam + s.of_chunk(call, book) - s.rank;
-      float mean = 0;
-#pragma unroll 4
-      for (int r = 0; r < call.k; ++r) {
-        mean = fmaf(p[r], lambda * gam[r], mean);
-      }
-      sum = fmaf(p[s.rank], lambda * gam[s.rank] - mean, sum);
+         i += 64) {
+      const Selection one(call, span, groups, book, i);
+      const Selection two(call, span, groups, book, min(i + 32, end - 1));
+      const float a = slope_gradient(call, back, one, book);
+      const float b = slope_gradient(call, back, two, book);
+      sum += i + 32 < end ? a + b : a;
     }
   }
   sum = warp_sum(sum);
@@ -147,139 +133,174 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   }
 }
 
+// The rows of slots that begin in a window and end in sight of its warp, if an earlier chunk wrote
+// them. `terms`: memory for the rows of all of them.
+template <int kRun>
+__device__ void spread_window(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
+                              const SlotWindow& window, RowTerm* terms) {
+  const int lane = threadIdx.x % 32, head = window.head();
+  const bool here = window.group != 0, heads = here && lane == head;
+  const int place = here ? place_of(window.element) : 0, j = place / call.reads;
+  const int64_t read = read_at(call, span, place);
+  const float weight = here ? call.weights[read] : 0.0f;
+  int source = -1, chain = 0;
+  if (heads) {
+    source = call.source[read];
+    chain = call.chain[read];
+  }
+  const bool live = heads && source >= 0 && back.live[chain] != 0;
+  source = __shfl_sync(kWholeWarp, source, head);
+  const int own = __shfl_sync(kWholeWarp, chain, head);
+  const bool wanted = here && source >= 0;
+  const bool pulled = wanted && back.memory && span.writes(j);
+  const unsigned taken = __ballot_sync(kWholeWarp, wanted);
+  const unsigned alive = __ballot_sync(kWholeWarp, live);
+  const unsigned pulling = __ballot_sync(kWholeWarp, pulled);
+  // Of each slot the row it has, then those of its reads, then, with the memory loss, errors.
+  const unsigned before = (1u << head) - 1, below = (1u << lane) - 1;
+  const int start = __popc(alive & before) + __popc(taken & before) + __popc(pulling & before);
+  const int first = start + static_cast<int>(alive >> head & 1);
+  const unsigned pulls = pulling & window.group;
+  float* to = back.dvalues + static_cast<int64_t>(own) * call.dv;
+  if (live) {
+    terms[start] = {to, nullptr, 1.0f};
+  }
+  if (wanted) {
+    const bool last = pulls == 0 && (window.group & ~below) == 1u << lane;
+    terms[first + __popc(window.group & below)] = {back.dreads + static_cast<int64_t>(j) * call.dv,
+                                                   last ? to : nullptr, weight};
+  }
+  if (pulled) {
+    const bool last = (pulls & ~below) == 1u << lane;
+    terms[first + __popc(window.group) + __popc(pulls & below)] = {
+        back.errors + static_cast<int64_t>(j) * call.dv, last ? to : nullptr, back.dalong[place]};
+  }
+  __syncwarp();
+  sum_terms<kRun>(terms, __popc(taken) + __popc(alive) + __popc(pulling), call.dv);
+  if (heads && wanted) {
+    back.live[chain] = 1;
+  }
+}
+
 // A slot that is left to the block.
 struct LongSum {
   const uint64_t* list;
   int count, chain;
+  bool live;
 };
 
-// Gradients of the rows that were read and that an earlier chunk wrote. Each warp has an element of
-// the sorted reads, and the slot whose first read it is.
-template <int kRun>
-__device__ void spread_values(const FwpkmCall& call, const FwpkmSpan& span,
-                              const FwpkmGroups& groups, const FwpkmBack& back, int block) {
-  __shared__ LongSum rest;  // at most one, as in write_slots
-  if (threadIdx.x == 0) {
-    rest.count = 0;
-  }
-  __syncthreads();
-  const int item = block * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-  const int lane = threadIdx.x % 32;
-  const auto read_at = [&](int place) {
-    return static_cast<int64_t>(span.token(place / call.reads)) * call.reads + place % call.reads;
-  };
-  const auto row_of = [&](const float* rows, int place) {
-    return rows + static_cast<int64_t>(place / call.reads) * call.dv;
-  };
-  SlotReads reads;
-  if (item < span.count * call.reads) {
-    reads = slot_reads(call, span, groups.reads, item);
-  }
-  const int64_t first = reads.count > 0 ? read_at(reads.first) : 0;
-  if (reads.count > 0 && call.source[first] >= 0) {
+// Prepares it. Nothing is to be done if the count stays 0.
+__device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
+                           const SlotReads& reads, LongSum* rest) {
+  const int64_t first = read_at(call, span, reads.first);
+  if (threadIdx.x % 32 == 0 && call.source[first] >= 0) {
     const int chain = call.chain[first];
-    float* to = back.dvalues + static_cast<int64_t>(chain) * call.dv;
-    if (reads.count > 32) {
-      if (lane == 0) {
-        rest = {reads.list, reads.count, chain};
-      }
-    } else {
-      const bool here = lane < reads.count, live = back.live[chain] != 0;
-      const int place = here ? reads.place(lane) : reads.first;
-      sum_few<kRun>(live ? to : nullptr, to, call.dv, __ballot_sync(kWholeWarp, here),
-                    call.weights[read_at(place)], back.dreads, place / call.reads);
-      if (back.memory) {
-        const bool writes = here && span.writes(place / call.reads);
-        sum_few<kRun>(to, to, call.dv, __ballot_sync(kWholeWarp, writes),
-                      writes ? back.dalong[place] : 0.0f, back.errors, place / call.reads);
-      }
-      __syncwarp();
-      if (lane == 0) {
-        back.live[chain] = 1;
-      }
-    }
-  }
-  __syncthreads();
-  if (rest.count == 0) {
-    return;
-  }
-  float* to = back.dvalues + static_cast<int64_t>(rest.chain) * call.dv;
-  sum_many<kRun>(back.live[rest.chain] != 0 ? to : nullptr, to, call.dv, rest.count,
-                 [&](int i, float* scale) {
-                   const int place = place_of(rest.list[i]);
-                   *scale = call.weights[read_at(place)];
-                   return row_of(back.dreads, place);
-                 });
-  if (back.memory) {
-    sum_many<kRun>(to, to, call.dv, rest.count, [&](int i, float* scale) {
-      // Tokens that write nothing have no error; any row, times 0, stands in.
-      const int place = place_of(rest.list[i]);
-      const bool writes = span.writes(place / call.reads);
-      *scale = writes ? back.dalong[place] : 0.0f;
-      return row_of(writes ? back.errors : back.dreads, place);
-    });
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    back.live[rest.chain] = 1;
+    *rest = {reads.list, reads.count, chain, back.live[chain] != 0};
+    back.live[chain] = 1;
   }
 }
 
-// The first blocks have the pieces of the codebooks' lists: parts of what scores give to the keys.
-template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads, 3)
-    spread_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back,
-                  int key_blocks) {
-  const int block = blockIdx.x;
-  if (block >= key_blocks) {
-    spread_values<kRun>(call, span, groups, back, block - key_blocks);
-    return;
+// Gradients of the rows that were read and that an earlier chunk wrote: each warp has a window of
+// the sorted reads.
+template <int kRun>
+__global__ void __launch_bounds__(kFwpkmThreads, 2)
+    spread_values_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+  __shared__ RowTerm terms[kFwpkmWarps][kFwpkmWindow + 64];
+  __shared__ LongSum rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
+  const int warp = threadIdx.x / 32;
+  const int item = (blockIdx.x * kFwpkmWarps + warp) * kFwpkmWindow;
+  if (threadIdx.x % 32 == 0) {
+    rests[warp].count = 0;
   }
+  __syncwarp();
+  if (item < span.count * call.reads) {
+    const SlotWindow window(call, span, groups.reads, item);
+    if (window.left >= 0) {
+      leave_slot(call, span, back, slot_reads(call, span, groups.reads, window.left), &rests[warp]);
+    }
+    spread_window<kRun>(call, span, back, window, terms[warp]);
+  }
+  __syncthreads();
+  const auto row_of = [&](const float* rows, int place) {
+    return rows + static_cast<int64_t>(place / call.reads) * call.dv;
+  };
+  for (const LongSum& rest : rests) {
+    if (rest.count == 0) {
+      continue;
+    }
+    float* to = back.dvalues + static_cast<int64_t>(rest.chain) * call.dv;
+    sum_many<kRun>(rest.live ? to : nullptr, to, call.dv, rest.count, [&](int i, float* scale) {
+      const int place = place_of(rest.list[i]);
+      *scale = call.weights[read_at(call, span, place)];
+      return row_of(back.dreads, place);
+    });
+    if (back.memory) {
+      sum_many<kRun>(to, to, call.dv, rest.count, [&](int i, float* scale) {
+        // Tokens that write nothing have no error; any row, times 0, stands in.
+        const int place = place_of(rest.list[i]);
+        const bool writes = span.writes(place / call.reads);
+        *scale = writes ? back.dalong[place] : 0.0f;
+        return row_of(writes ? back.errors : back.dreads, place);
+      });
+    }
+  }
+}
+
+// Parts of what scores give to the keys: a warp for each piece of a codebook's list.
+template <typename T, int kRun>
+__global__ void __launch_bounds__(kFwpkmThreads, 2)
+    spread_keys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
   const int pieces = pieces_of(call, span);
-  const int item = block * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
+  const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * pieces) {
     return;
   }
   const int book = item / pieces, piece = item % pieces;
   const Selection mine(call, span, groups, book,
                        piece * kFwpkmPiece + static_cast<int>(threadIdx.x % 32));
-  const float scale =
-      slope_of(call, call.scores[mine.of_all(call, book)]) * back.ds[mine.of_chunk(call, book)];
-  sum_piece<T, kRun, 2>(call, span, book, piece, mine, scale, keys_read(call),
-                        key_read(call, span, groups, book, mine.id), back.parts);
+  const int64_t at = mine.of_all(call, book);
+  sum_piece<T, kRun, sizeof(T) == 2 ? 8 : 4>(
+      call, span, book, piece, mine, slope_of(call, call.scores[at]) * back.ds[at], keys_read(call),
+      key_read(call, span, groups, book, mine.id), back.parts);
 }
 
-// The gradients of the keys before the chunk, in place of those after it: a warp for each.
+// The gradients of the keys before the chunk, from those after it: a warp for each.
 template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads)
     dkeys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+  constexpr int kGroups = kFwpkmKeyGroups;
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * call.n) {
     return;
   }
   const int book = item / call.n, id = item % call.n;
   const int begin = groups.start(call, book, id), end = groups.start(call, book, id + 1);
-  if (begin == end) {
-    return;
-  }
+  const int64_t at = static_cast<int64_t>(item) * call.half;
+  const float* after = back.dkeys_after(call, span.number) + at;
+  float* before = back.dkeys_after(call, span.number - 1) + at;
   float moved = 0;  // how much of itself a sub-key gets through the differences in its own move
-  for (int i = begin + static_cast<int>(threadIdx.x % 32); i < end && back.keys_live && !call.dot;
-       i += 32) {
-    const int64_t at = Selection(call, span, groups, book, i).of_all(call, book);
-    moved = fmaf(slope_of(call, call.scores[at]), back.push[at], moved);
+  if (back.keys_live && !call.dot) {
+#pragma unroll 2
+    for (int i = begin + static_cast<int>(threadIdx.x % 32); i < end; i += 32) {
+      const int64_t entry = Selection(call, span, groups, book, i).of_all(call, book);
+      moved = fmaf(slope_of(call, call.scores[entry]), back.push[entry], moved);
+    }
   }
-  moved = warp_sum(moved);
-  float* dkey = back.dkeys + static_cast<int64_t>(item) * call.half;
-  for (int first = 0; first < call.half; first += kFwpkmKeyGroups * 32 * kRun) {
-    float sum[kFwpkmKeyGroups][kRun] = {};
-    for_groups<kRun, kFwpkmKeyGroups>(first, call.half, [&](int g, int c) {
-      float x[kRun];
-      load_run(dkey + c, x);
-      add_run(1 + moved, x, sum[g]);
+  for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
+    // The rows are on their way while the lanes' parts of `moved` come together.
+    float old[kGroups][kRun] = {}, sum[kGroups][kRun] = {};
+    if (back.keys_live) {
+      for_groups<kRun, kGroups>(first, call.half,
+                                [&](int g, int c) { load_run(after + c, old[g]); });
+    }
+    if (begin < end) {
+      add_parts<kRun>(call, span, book, id, begin, end, back.parts, first, sum);
+    }
+    const float scale = 1 + warp_sum(moved);
+    for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
+      add_run(scale, old[g], sum[g]);
+      store_wide(before + c, sum[g]);
     });
-    add_parts<kRun>(call, span, book, id, begin, end, back.parts, first, sum);
-    for_groups<kRun, kFwpkmKeyGroups>(first, call.half,
-                                      [&](int g, int c) { store_wide(dkey + c, sum[g]); });
   }
 }
 
@@ -316,24 +337,30 @@ void find_gam(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& g
   }
 }
 
-void to_earlier(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-                const FwpkmBack& back) {
-  const unsigned keys =
-      call.keys_move ? fwpkm_blocks(int64_t{call.books} * pieces_of(call, span)) : 0;
-  with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    spread_kernel<T, Run::value>
-        <<<keys + fwpkm_blocks(int64_t{span.count} * call.reads), kFwpkmThreads, 0,
-           this_stream()>>>(call, span, groups, back, static_cast<int>(keys));
+void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+                       const FwpkmBack& back) {
+  const unsigned blocks = fwpkm_blocks(ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow));
+  with_run(call, [&](auto run) {
+    spread_values_kernel<decltype(run)::value>
+        <<<blocks, kFwpkmThreads, 0, this_stream()>>>(call, span, groups, back);
   });
   check_launch("fwpkm gradients of rows");
-  if (call.keys_move) {
-    with_run(call, [&](auto run) {
-      dkeys_kernel<decltype(run)::value>
-          <<<fwpkm_blocks(int64_t{call.books} * call.n), kFwpkmThreads, 0, this_stream()>>>(
-              call, span, groups, back);
-    });
-    check_launch("fwpkm gradients of keys");
-  }
+}
+
+void to_earlier_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+                     const FwpkmBack& back) {
+  const unsigned pieces = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
+  with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
+    spread_keys_kernel<T, Run::value>
+        <<<pieces, kFwpkmThreads, 0, this_stream()>>>(call, span, groups, back);
+  });
+  check_launch("fwpkm gradients of keys, in parts");
+  with_run(call, [&](auto run) {
+    dkeys_kernel<decltype(run)::value>
+        <<<fwpkm_blocks(int64_t{call.books} * call.n), kFwpkmThreads, 0, this_stream()>>>(
+            call, span, groups, back);
+  });
+  check_launch("fwpkm gradients of keys");
 }
 
 }  // namespace fwpkm

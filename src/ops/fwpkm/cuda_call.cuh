@@ -61,7 +61,7 @@ struct FwpkmSpan {
     count = call.batch * length;
   }
   // Tokens begin..end of it, for reading.
-  FwpkmSpan part(const FwpkmCall& call, int begin, int end) const {
+  __host__ __device__ FwpkmSpan part(const FwpkmCall& call, int begin, int end) const {
     FwpkmSpan p = *this;
     p.first += begin;
     p.length = end - begin;
@@ -225,6 +225,11 @@ __device__ inline void add_read_rows(const FwpkmCall& call, int t, int first,
       });
     }
   }
+}
+
+// Tokens of each row in the longest chunk.
+inline int64_t longest_span(const FwpkmCall& call) {
+  return call.time < call.chunk ? call.time : call.chunk;
 }
 
 // Calls fn with the number of columns to take at a time.

@@ -3,49 +3,235 @@
 #include <algorithm>
 #include <bit>
 
+#include "ops/fwpkm/cuda_keys.cuh"
+
 namespace fwpkm {
 namespace {
+
+// Few tiles that much waits for: many threads each, but room for a block where others run.
+constexpr int kSortThreads = 512;
+constexpr int kSortWarps = kSortThreads / 32;
+constexpr int kRounds = kFwpkmTile / kSortThreads;
+constexpr int kDigit = 6;  // bits that a pass sorts by
 
 int bits_below(int64_t limit) {
   return std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(limit - 1))));
 }
 
-__global__ void __launch_bounds__(kFwpkmThreads)
-    sort_kernel(FwpkmCall call, FwpkmLists lists, int tiles) {
-  const int block = blockIdx.x;
-  sort_tile(call, lists, FwpkmSpan(call, block / tiles), block % tiles);
+// One stable pass of a tile's sort by `bits` bits of ids from `shift` on: `order` are places in
+// ids. Each warp counts the digits of its own stretch, in the order of the stretch; a sum over
+// digits, then warps, says where each one puts its own.
+__device__ void sort_pass(const uint32_t* ids, const uint16_t* order, uint16_t* sorted, int count,
+                          int shift, int bits) {
+  constexpr int kCounts = kSortWarps << kDigit;
+  static_assert(kCounts == 2 * kSortThreads && kSortWarps <= 32);
+  // One number more for each digit: a warp's counters then lie in different banks.
+  __shared__ uint32_t counts[kCounts + kCounts / kSortWarps];
+  __shared__ uint32_t totals[kSortWarps];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t lower = (1u << lane) - 1;
+  uint32_t* pair = counts + 2 * threadIdx.x + 2 * threadIdx.x / kSortWarps;
+  pair[0] = pair[1] = 0;
+  __syncthreads();
+  uint32_t ranks[kRounds], digits[kRounds];
+  uint16_t places[kRounds];
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int i = (warp * kRounds + round) * 32 + lane;
+    places[round] = i < count ? order[i] : uint16_t{0};
+    digits[round] = i < count ? ids[places[round]] >> shift & ((1u << bits) - 1) : 0;
+  }
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const bool here = (warp * kRounds + round) * 32 + lane < count;
+    unsigned same = __ballot_sync(kWholeWarp, here);
+#pragma unroll
+    for (int bit = 0; bit < kDigit; ++bit) {  // those above `bits` are 0 in all
+      const bool set = (digits[round] >> bit & 1) != 0;
+      const unsigned mask = __ballot_sync(kWholeWarp, set);
+      same &= set ? mask : ~mask;
+    }
+    uint32_t* counter = counts + digits[round] * (kSortWarps + 1) + warp;
+    const uint32_t before = *counter;
+    ranks[round] = before + __popc(same & lower);
+    __syncwarp();
+    if (here && (same & lower) == 0) {
+      *counter = before + __popc(same);
+    }
+    __syncwarp();
+  }
+  __syncthreads();
+  const uint32_t a = pair[0], b = pair[1];
+  uint32_t sum = a + b;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(kWholeWarp, sum, step);
+    sum += lane >= step ? other : 0;
+  }
+  if (lane == 31) {
+    totals[warp] = sum;
+  }
+  __syncthreads();
+  sum += __reduce_add_sync(kWholeWarp, lane < warp ? totals[lane] : 0u);
+  pair[0] = sum - a - b;
+  pair[1] = sum - b;
+  __syncthreads();
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    if ((warp * kRounds + round) * 32 + lane < count) {
+      sorted[counts[digits[round] * (kSortWarps + 1) + warp] + ranks[round]] = places[round];
+    }
+  }
+  __syncthreads();
 }
 
-// How many elements of list[0..count) are below `element`.
-__device__ int count_below(const uint64_t* list, int count, uint64_t element) {
-  int low = 0, high = count;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (list[middle] < element) {
-      low = middle + 1;
+// Where each sub-key starts in a sorted tile, whose ids are id_at(i).
+template <typename IdAt>
+__device__ void find_starts(int n, int count, int32_t* starts, IdAt&& id_at) {
+  for (int id = threadIdx.x; id <= n; id += kSortThreads) {
+    int low = 0, high = count;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (id_at(middle) < id) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    starts[id] = low;
+  }
+}
+
+// The sums of p of each sub-key in a sorted tile of codebook `book`, whose places are place_at(i).
+template <typename PlaceAt>
+__device__ void sum_tile(const FwpkmCall& call, const FwpkmSpan& span, int book,
+                         const int32_t* starts, const float* p, float* sums, PlaceAt&& place_at) {
+  const int thread = threadIdx.x;
+  constexpr int kLanes = 4;  // for each sub-key
+  for (int first = 0; first < call.n; first += kSortThreads / kLanes) {
+    const int id = first + thread / kLanes;
+    float sum = 0;
+    if (id < call.n) {
+      const int end = starts[id + 1];
+#pragma unroll 2
+      for (int i = starts[id] + thread % kLanes; i < end; i += kLanes) {
+        const int place = place_at(i);
+        sum += p[(static_cast<int64_t>(span.token(place / call.k)) * call.books + book) * call.k +
+                 place % call.k];
+      }
+    }
+    sum += __shfl_xor_sync(kWholeWarp, sum, 1);
+    sum += __shfl_xor_sync(kWholeWarp, sum, 2);
+    if (id < call.n && thread % kLanes == 0) {
+      sums[id] = sum;
+    }
+  }
+}
+
+// A block for each tile of each chunk; those of the owners' lists come first.
+__global__ void __launch_bounds__(kSortThreads, 3)
+    sort_kernel(FwpkmCall call, FwpkmLists lists, int first, FwpkmMarginals marginals) {
+  __shared__ uint32_t ids[kFwpkmTile];
+  __shared__ uint16_t orders[2][kFwpkmTile];
+  const int each = lists.tiles(call), of_reads = call.owners * lists.read_tiles;
+  const FwpkmSpan span(call, first + static_cast<int>(blockIdx.x) / each);
+  const FwpkmGroups groups = lists.of(call, span);
+  const int index = static_cast<int>(blockIdx.x) % each;
+  const bool by_slot = index < of_reads;
+  const int rest = by_slot ? index : index - of_reads;
+  const int tiles = by_slot ? lists.read_tiles : lists.entry_tiles;
+  const int list = rest / tiles, tile = rest % tiles;
+  const int length = by_slot ? span.count / call.owners * call.reads : span.count * call.k;
+  // A shorter chunk has fewer tiles; of those that are not there the starts count.
+  const int begin = tile * kFwpkmTile, count = max(0, min(kFwpkmTile, length - begin));
+  const auto place_at = [&](int i) { return (by_slot ? list * length : 0) + begin + i; };
+  for (int i = threadIdx.x; i < count; i += kSortThreads) {
+    const int place = place_at(i);
+    if (by_slot) {
+      ids[i] = call.slots[static_cast<int64_t>(span.token(place / call.reads)) * call.reads +
+                          place % call.reads];
     } else {
-      high = middle;
+      ids[i] =
+          call.ids[(static_cast<int64_t>(span.token(place / call.k)) * call.books + list) * call.k +
+                   place % call.k];
     }
+    orders[0][i] = static_cast<uint16_t>(i);
   }
-  return low;
+  __syncthreads();
+  const int all_bits = by_slot ? lists.slot_bits : lists.id_bits;
+  const int passes = (all_bits + kDigit - 1) / kDigit;
+  const int bits = (all_bits + passes - 1) / passes;
+  for (int pass = 0; pass < passes && count > 0; ++pass) {
+    sort_pass(ids, orders[pass % 2], orders[(pass + 1) % 2], count, pass * bits, bits);
+  }
+  const uint16_t* order = orders[passes % 2];
+  uint64_t* to = (by_slot ? groups.read_tiles : groups.entry_tiles) +
+                 static_cast<int64_t>(list) * length + begin;
+  for (int i = threadIdx.x; i < count; i += kSortThreads) {
+    to[i] = static_cast<uint64_t>(ids[order[i]]) << 32 | static_cast<uint32_t>(place_at(order[i]));
+  }
+  const int64_t of_tile = static_cast<int64_t>(list) * tiles + tile;
+  if (by_slot) {
+    if (tiles > 1) {
+      find_starts(call.n, count, groups.read_starts + of_tile * (call.n + 1),
+                  [&](int i) { return static_cast<int>(ids[order[i]]) / call.n; });
+    }
+    return;
+  }
+  int32_t* starts = groups.tile_starts + of_tile * (call.n + 1);
+  find_starts(call.n, count, starts, [&](int i) { return static_cast<int>(ids[order[i]]); });
+  if (marginals.p != nullptr) {
+    __syncthreads();
+    sum_tile(call, span, list, starts, marginals.p, marginals.tile_sums + of_tile * call.n,
+             [&](int i) { return place_at(order[i]); });
+  }
 }
 
-// Where an element of an owner's tiles belongs in its list.
+// Where an element of an owner's tiles belongs in its list: behind all that are below it in any
+// tile. Its slot's first sub-key leaves few in each to be looked at, and the tiles are searched
+// together: none waits for another's loads.
 __device__ void merge_read(const FwpkmCall& call, const FwpkmGroups& groups, const FwpkmSpan& span,
-                           int i) {
+                           int tiles, int i) {
+  constexpr int kTogether = 8;
   const int length = span.count / call.owners * call.reads;
-  const int64_t begin = static_cast<int64_t>(i / length) * length;
-  const uint64_t* tiles = groups.read_tiles + begin;
-  const int at = i % length, own = at / kFwpkmTile;
-  const uint64_t element = tiles[at];
-  int position = at % kFwpkmTile;
-  for (int tile = 0; tile * kFwpkmTile < length; ++tile) {
-    if (tile != own) {
-      position += count_below(tiles + tile * kFwpkmTile,
-                              min(kFwpkmTile, length - tile * kFwpkmTile), element);
+  const int owner = i / length, own = i % length / kFwpkmTile;
+  const uint64_t* list = groups.read_tiles + static_cast<int64_t>(owner) * length;
+  const uint64_t element = groups.read_tiles[i];
+  const int32_t* starts = groups.read_starts + static_cast<int64_t>(owner) * tiles * (call.n + 1) +
+                          id_of(element) / call.n;
+  int position = i % length % kFwpkmTile;
+  for (int first = 0; first < tiles; first += kTogether) {
+    int low[kTogether], high[kTogether];
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      const int tile = first + u;
+      const bool other = tile < tiles && tile != own;
+      const int32_t* start = starts + static_cast<int64_t>(min(tile, tiles - 1)) * (call.n + 1);
+      low[u] = start[0];
+      high[u] = start[1];
+      low[u] = other ? low[u] : 0;
+      high[u] = other ? high[u] : 0;
+    }
+    bool more = true;
+    while (more) {
+      more = false;
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const int middle = (low[u] + high[u]) / 2;
+        const int at = min(first + u, tiles - 1) * kFwpkmTile + middle;
+        const bool below = list[min(at, length - 1)] < element;
+        const bool open = low[u] < high[u];
+        low[u] = open && below ? middle + 1 : low[u];
+        high[u] = open && !below ? middle : high[u];
+        more = more || low[u] < high[u];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kTogether; ++u) {
+      position += low[u];
     }
   }
-  groups.reads[begin + position] = element;
+  groups.reads[static_cast<int64_t>(owner) * length + position] = element;
 }
 
 // The same for a codebook's, whose tiles know where each sub-key starts.
@@ -56,10 +242,12 @@ __device__ void merge_entry(const FwpkmCall& call, const FwpkmGroups& groups, co
   const uint64_t element = groups.entry_tiles[i];
   const int32_t* starts =
       groups.tile_starts + static_cast<int64_t>(book) * tiles * (call.n + 1) + id_of(element);
+  const int own = at / kFwpkmTile;
   int position = at % kFwpkmTile;
-  for (int tile = 0; tile < tiles; ++tile, starts += call.n + 1) {
-    const int own = at / kFwpkmTile;
-    position += tile == own ? 0 : starts[tile < own ? 1 : 0];
+#pragma unroll 8
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int below = starts[static_cast<int64_t>(tile) * (call.n + 1) + (tile < own ? 1 : 0)];
+    position += tile == own ? 0 : below;
   }
   groups.entries[static_cast<int64_t>(book) * length + position] = element;
 }
@@ -67,29 +255,88 @@ __device__ void merge_entry(const FwpkmCall& call, const FwpkmGroups& groups, co
 __device__ void merge_start(const FwpkmCall& call, const FwpkmGroups& groups, int tiles, int i) {
   const int book = i / (call.n + 1), id = i % (call.n + 1);
   int start = 0;
+#pragma unroll 8
   for (int tile = 0; tile < tiles; ++tile) {
     start += groups.tile_starts[(static_cast<int64_t>(book) * tiles + tile) * (call.n + 1) + id];
   }
   groups.starts[i] = start;
 }
 
+// pbar and slope of sub-key `item` of all marginals.
+__device__ void merge_marginal(const FwpkmCall& call, const FwpkmSpan& span,
+                               const FwpkmMarginals& marginals, int tiles, int item) {
+  float sum = 0;
+  for (int book = item / call.n; book < call.books; book += call.marginals) {
+    const float* sums =
+        marginals.tile_sums + static_cast<int64_t>(book) * tiles * call.n + item % call.n;
+#pragma unroll 8
+    for (int tile = 0; tile < tiles; ++tile) {
+      sum += sums[static_cast<int64_t>(tile) * call.n];
+    }
+  }
+  const float eps = static_cast<float>(kMarginalEps);
+  const float mean = sum / marginal_tokens(call, span);
+  marginals.pbar[item] = mean;
+  marginals.slope[item] = mean > 0 ? logf(mean + eps) + mean / (mean + eps) : 0.0f;
+}
+
+// What there is to merge in a chunk: a thread for each.
+struct MergeItems {
+  int64_t reads = 0, entries = 0, starts = 0, marginals = 0;
+
+  __host__ __device__ MergeItems(const FwpkmCall& call, const FwpkmLists& lists,
+                                 const FwpkmSpan& span, const FwpkmMarginals& found) {
+    if (lists.read_tiles > 1) {
+      reads = static_cast<int64_t>(span.count) * call.reads;
+    }
+    if (lists.entry_tiles > 1) {
+      entries = static_cast<int64_t>(span.count) * call.books * call.k;
+      starts = static_cast<int64_t>(call.books) * (call.n + 1);
+    }
+    if (found.p != nullptr) {
+      marginals = static_cast<int64_t>(call.marginals) * call.n;
+    }
+  }
+};
+
 __global__ void __launch_bounds__(kFwpkmThreads)
-    merge_kernel(FwpkmCall call, FwpkmLists lists, int first, int blocks) {
+    merge_kernel(FwpkmCall call, FwpkmLists lists, int first, FwpkmMarginals marginals,
+                 int blocks) {
   const int block = blockIdx.x;  // `blocks` for each chunk
   const FwpkmSpan span(call, first + block / blocks);
   const FwpkmGroups groups = lists.of(call, span);
-  const int64_t reads = lists.read_tiles > 1 ? static_cast<int64_t>(span.count) * call.reads : 0;
-  const bool by_key = lists.entry_tiles > 1;
-  const int64_t entries = by_key ? static_cast<int64_t>(span.count) * call.books * call.k : 0;
-  const int64_t starts = by_key ? static_cast<int64_t>(call.books) * (call.n + 1) : 0;
+  const MergeItems items(call, lists, span, marginals);
   int64_t i = block % blocks * int64_t{kFwpkmThreads} + threadIdx.x;
-  if (i < reads) {
-    merge_read(call, groups, span, static_cast<int>(i));
-  } else if (i -= reads; i < entries) {
+  if (i < items.reads) {
+    merge_read(call, groups, span, lists.read_tiles, static_cast<int>(i));
+  } else if (i -= items.reads; i < items.entries) {
     merge_entry(call, groups, span, lists.entry_tiles, i);
-  } else if (i -= entries; i < starts) {
+  } else if (i -= items.entries; i < items.starts) {
     merge_start(call, groups, lists.entry_tiles, static_cast<int>(i));
+  } else if (i -= items.starts; i < items.marginals) {
+    merge_marginal(call, span, marginals, lists.entry_tiles, static_cast<int>(i));
   }
+}
+
+// For `chunks` chunks from `first` on, which is the longest of them.
+void group(const FwpkmCall& call, const FwpkmLists& lists, int first, int chunks,
+           const FwpkmMarginals& marginals) {
+  const int tiles = lists.tiles(call) * chunks;
+  if (tiles == 0) {
+    return;
+  }
+  sort_kernel<<<static_cast<unsigned>(tiles), kSortThreads, 0, this_stream()>>>(call, lists, first,
+                                                                                marginals);
+  check_launch("fwpkm sorting tiles");
+  const MergeItems items(call, lists, FwpkmSpan(call, first), marginals);
+  const int64_t all = items.reads + items.entries + items.starts + items.marginals;
+  if (all == 0) {
+    return;
+  }
+  const auto blocks = static_cast<int>(ceil_div(all, kFwpkmThreads));
+  merge_kernel<<<static_cast<unsigned>(blocks * chunks), kFwpkmThreads, 0, this_stream()>>>(
+      call, lists, first, marginals, blocks);
+  check_launch("fwpkm merging tiles");
 }
 
 }  // namespace
@@ -118,32 +365,17 @@ void FwpkmLists::take(Carver* carver, const FwpkmCall& call, bool by_slot, bool 
   const int64_t starts = chunks * call.books * (call.n + 1);
   first.tile_starts = carver->take<int32_t>(starts * entry_tiles);
   first.starts = entry_tiles > 1 ? carver->take<int32_t>(starts) : first.tile_starts;
+  first.read_starts =
+      carver->take<int32_t>(read_tiles > 1 ? chunks * call.owners * read_tiles * (call.n + 1) : 0);
 }
 
-void merge_tiles(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
-                 int chunks) {
-  int64_t items = lists.read_tiles > 1 ? static_cast<int64_t>(span.count) * call.reads : 0;
-  if (lists.entry_tiles > 1) {
-    items += static_cast<int64_t>(call.books) * (int64_t{span.count} * call.k + call.n + 1);
-  }
-  if (items == 0) {
-    return;
-  }
-  const auto blocks = static_cast<unsigned>(ceil_div(items, kFwpkmThreads));
-  merge_kernel<<<blocks* static_cast<unsigned>(chunks), kFwpkmThreads, 0, this_stream()>>>(
-      call, lists, span.number, static_cast<int>(blocks));
-  check_launch("fwpkm merging tiles");
+void group_chunk(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
+                 const FwpkmMarginals& marginals) {
+  group(call, lists, span.number, 1, marginals);
 }
 
 void group_all(const FwpkmCall& call, const FwpkmLists& lists) {
-  const int tiles = lists.tiles(call);
-  if (tiles == 0) {
-    return;
-  }
-  sort_kernel<<<static_cast<unsigned>(tiles * call.chunks), kFwpkmThreads, 0, this_stream()>>>(
-      call, lists, tiles);
-  check_launch("fwpkm sorting tiles");
-  merge_tiles(call, lists, FwpkmSpan(call, 0), call.chunks);
+  group(call, lists, 0, call.chunks, {});
 }
 
 }  // namespace fwpkm

@@ -61,16 +61,94 @@ __device__ inline int old_key_place(const FwpkmCall& call, const FwpkmSpan& span
   return base + book * length + place_of(entries[groups.start(call, book, id)]);
 }
 
+// A run of numbers as they are in memory: until it is used it takes no more registers than that.
+template <typename T, int kRun>
+struct alignas(sizeof(T) * kRun) PackedRun {
+  T values[kRun];
+};
+
+// Walks through a piece, columns from `first` on: calls use(i, head, x, rows) for selection i, with
+// x its query and rows[m] row numbers[m] of tables[m], where each lane has the numbers of the
+// selection at its place. Selections of a sub-key lie side by side and have the same rows: these
+// are fetched at the first one (`head`) only, while the sub-key before is at work. kAhead queries
+// are on their way at a time. A table that is null has rows of zeros.
+template <typename T, int kRun, int kAhead, int kTables, typename Use>
+__device__ inline void walk_piece(const FwpkmCall& call, int book, const Selection& mine, int first,
+                                  const float* const (&tables)[kTables],
+                                  const int (&numbers)[kTables], Use&& use) {
+  constexpr int kGroups = kFwpkmKeyGroups;
+  const int lane = threadIdx.x % 32;
+  const int some = __popc(__ballot_sync(kWholeWarp, mine.here));
+  const int before = __shfl_sync(kWholeWarp, mine.id, max(lane - 1, 0));
+  const unsigned heads = __ballot_sync(kWholeWarp, mine.here && (lane == 0 || mine.id != before));
+  unsigned left = heads;
+  float rows[kTables][kGroups][kRun] = {}, next[kTables][kGroups][kRun] = {};
+  const auto fetch_next = [&] {
+    if (left == 0) {
+      return;
+    }
+    const int i = __ffs(left) - 1;
+    left &= left - 1;
+#pragma unroll
+    for (int m = 0; m < kTables; ++m) {
+      const int64_t number = __shfl_sync(kWholeWarp, numbers[m], i);
+      if (tables[m] != nullptr) {
+        for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
+          load_run(tables[m] + number * call.half + c, next[m][g]);
+        });
+      }
+    }
+  };
+  fetch_next();
+  for (int begin = 0; begin < some; begin += kAhead) {
+    PackedRun<T, kRun> packed[kAhead][kGroups];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const int i = min(begin + u, some - 1);
+      const T* q = query_of<T>(call, __shfl_sync(kWholeWarp, mine.t, i), book);
+      for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
+        packed[u][g] = *reinterpret_cast<const PackedRun<T, kRun>*>(q + c);
+      });
+    }
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const int i = begin + u;
+      if (i >= some) {
+        break;
+      }
+      const bool head = (heads >> i & 1) != 0;
+      if (head) {
+#pragma unroll
+        for (int m = 0; m < kTables; ++m) {
+#pragma unroll
+          for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+            for (int a = 0; a < kRun; ++a) {
+              rows[m][g][a] = next[m][g][a];
+            }
+          }
+        }
+        fetch_next();
+      }
+      float x[kGroups][kRun];
+      for_groups<kRun, kGroups>(first, call.half,
+                                [&](int g, int) { load_run(packed[u][g].values, x[g]); });
+      use(i, head, x, rows);
+    }
+  }
+}
+
 // Adds up, for the groups in a piece, scale * (q - K), or scale * q for dot products. Each lane has
 // the selection at its place in the piece, its scale and the number in `keys` of its sub-key as the
-// chunk read it; kAhead of them are on their way at a time.
+// chunk read it.
 template <typename T, int kRun, int kAhead>
 __device__ inline void sum_piece(const FwpkmCall& call, const FwpkmSpan& span, int book, int piece,
                                  const Selection& mine, float scale, const float* keys, int key,
                                  float* parts) {
   constexpr int kGroups = kFwpkmKeyGroups;
-  const int some = __popc(__ballot_sync(kWholeWarp, mine.here));
   float* part = parts + (book * key_part_rows(call, span) + piece) * call.half;
+  const float* const tables[1] = {call.dot ? nullptr : keys};
+  const int numbers[1] = {key};
   for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
     float sum[kGroups][kRun] = {};
     int group = __shfl_sync(kWholeWarp, mine.id, 0);
@@ -79,46 +157,21 @@ __device__ inline void sum_piece(const FwpkmCall& call, const FwpkmSpan& span, i
         store_wide(part + static_cast<int64_t>(group) * call.half + c, sum[g]);
       });
     };
-    for (int begin = 0; begin < some; begin += kAhead) {
-      float x[kAhead][kGroups][kRun], y[kAhead][kGroups][kRun];
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const int i = min(begin + u, some - 1);
-        const T* q = query_of<T>(call, __shfl_sync(kWholeWarp, mine.t, i), book);
-        const float* k = keys + static_cast<int64_t>(__shfl_sync(kWholeWarp, key, i)) * call.half;
-        for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
-          load_run(q + c, x[u][g]);
-          if (!call.dot) {
-            load_run(k + c, y[u][g]);
+    walk_piece<T, kRun, kAhead>(
+        call, book, mine, first, tables, numbers,
+        [&](int i, bool head, float(&x)[kGroups][kRun], const float(&rows)[1][kGroups][kRun]) {
+          const float s = __shfl_sync(kWholeWarp, scale, i);
+          if (head && i > 0) {
+            flush();
+            group = __shfl_sync(kWholeWarp, mine.id, i);
           }
-        });
-      }
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const int i = min(begin + u, some - 1), id = __shfl_sync(kWholeWarp, mine.id, i);
-        const float s = __shfl_sync(kWholeWarp, scale, i);
-        if (begin + u >= some) {
-          continue;
-        }
-        if (id != group) {
-          flush();
-          group = id;
-#pragma unroll
-          for (int g = 0; g < kGroups; ++g) {
+          for_groups<kRun, kGroups>(first, call.half, [&](int g, int) {
 #pragma unroll
             for (int a = 0; a < kRun; ++a) {
-              sum[g][a] = 0;
+              sum[g][a] = fmaf(s, x[g][a] - rows[0][g][a], head ? 0.0f : sum[g][a]);
             }
-          }
-        }
-        for_groups<kRun, kGroups>(first, call.half, [&](int g, int) {
-          if (!call.dot) {
-            add_run(-1.0f, y[u][g], x[u][g]);
-          }
-          add_run(s, x[u][g], sum[g]);
+          });
         });
-      }
-    }
     flush();
   }
 }

@@ -4,36 +4,52 @@
 namespace fwpkm {
 namespace {
 
-// The joint softmax over a token's reads, and where each of their rows lies now. -> the sum of the
-// squares of the weights.
-__device__ float find_rows(const FwpkmCall& call, int t) {
-  const int lane = threadIdx.x % 32, owner = call.shared ? 0 : t / call.time;
-  const int64_t at = static_cast<int64_t>(t) * call.reads;
-  float top = -INFINITY, total = 0, squares = 0;
-  for (int r = lane; r < call.reads; r += 32) {
-    top = fmaxf(top, call.weights[at + r]);
-  }
-  top = warp_max(top);
-  for (int r = lane; r < call.reads; r += 32) {
-    total += expf(call.weights[at + r] - top);
-  }
-  total = warp_sum(total);
-  for (int r = lane; r < call.reads; r += 32) {
-    const float weight = expf(call.weights[at + r] - top) / total;
-    call.weights[at + r] = weight;
-    squares = fmaf(weight, weight, squares);
-    const int slot = call.slots[at + r];
-    int source = -1;
-    if (call.write) {
-      const int chain = find_chain(call, owner, slot);
-      call.chain[at + r] = chain;
-      call.share[at + r] = 0;
-      source = chain < 0 ? -1 : call.writes[static_cast<int64_t>(chain) * 3 + 2];
+// A read as a lane holds it.
+struct Term {
+  float weight = 0;
+  const float* row = nullptr;
+};
+
+// The softmax over all of a token's reads, from the sums of scores that `weights` holds.
+struct JointSoftmax {
+  float top = -INFINITY, total = 0;
+
+  __device__ JointSoftmax(const float* sums, int count) {
+    const int lane = threadIdx.x % 32;
+    for (int r = lane; r < count; r += 32) {
+      top = fmaxf(top, sums[r]);
     }
-    call.source[at + r] = source >= 0 ? source : overlay_source(call, owner, slot);
+    top = warp_max(top);
+    for (int r = lane; r < count; r += 32) {
+      total += expf(sums[r] - top);
+    }
+    total = warp_sum(total);
   }
-  __syncwarp();
-  return warp_sum(squares);
+  __device__ float operator()(float sum) const { return expf(sum - top) / total; }
+};
+
+// The weight of read `r` of token t, and where its row lies now; both are kept.
+__device__ Term find_term(const FwpkmCall& call, int t, const JointSoftmax& softmax, int r) {
+  const int owner = call.shared ? 0 : t / call.time;
+  const int64_t read = static_cast<int64_t>(t) * call.reads + r;
+  const int slot = call.slots[read];
+  const float weight = softmax(call.weights[read]);
+  int source = -1;
+  if (call.write) {
+    const int chain = find_chain(call, owner, slot);
+    source = chain < 0 ? -1 : call.writes[static_cast<int64_t>(chain) * 3 + 2];
+    call.chain[read] = chain;
+    call.share[read] = 0;
+  }
+  source = source >= 0 ? source : overlay_source(call, owner, slot);
+  call.weights[read] = weight;
+  call.source[read] = source;
+  return {weight, value_row(call, source, slot)};
+}
+// The same, found before.
+__device__ Term kept_term(const FwpkmCall& call, int t, int r) {
+  const int64_t read = static_cast<int64_t>(t) * call.reads + r;
+  return {call.weights[read], value_row(call, call.source[read], call.slots[read])};
 }
 
 // The gradient of half the mean weighted squared error by the sub-scores of a writing token;
@@ -77,15 +93,50 @@ __device__ void push_by_error(const FwpkmCall& call, const FwpkmSpan& span, int 
   }
 }
 
+// Adds the rows that the first `some` lanes hold, times their weights, to `sum`; columns from
+// `first` on. kAhead of them are on their way at a time.
+template <int kRun, int kAhead>
+__device__ void add_terms(const Term& mine, int some, int first, int width,
+                          float (&sum)[kFwpkmGroups][kRun]) {
+  for (int begin = 0; begin < some; begin += kAhead) {
+    float x[kAhead][kFwpkmGroups][kRun];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      if (begin + u < some) {
+        const auto row = reinterpret_cast<const float*>(
+            __shfl_sync(kWholeWarp, reinterpret_cast<uintptr_t>(mine.row), begin + u));
+        for_groups<kRun, kFwpkmGroups>(
+            first, width, [&](int g, int c) { load_run(global_pointer(row) + c, x[u][g]); });
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      if (begin + u < some) {
+        const float weight = __shfl_sync(kWholeWarp, mine.weight, begin + u);
+        for_groups<kRun, kFwpkmGroups>(first, width,
+                                       [&](int g, int) { add_run(weight, x[u][g], sum[g]); });
+      }
+    }
+  }
+}
+
 // What token t reads, to `y` if given; less what it is to find, to `error` if given. -> the sum of
-// the error's squares. Columns are dealt out as lane * kRun + 32 * kRun * i everywhere: what a lane
-// writes, it reads.
-template <typename T, int kRun>
-__device__ float read_rows(const FwpkmCall& call, int t, T* y, float* error) {
+// the error's squares. term(r) is called for each read before kept_term may be, by its own lane.
+// Columns are dealt out as lane * kRun + 32 * kRun * i everywhere: what a lane writes, it reads.
+template <typename T, int kRun, typename TermOf>
+__device__ float read_rows(const FwpkmCall& call, int t, T* y, float* error, TermOf&& term) {
   float loss = 0;
+  const int lane = threadIdx.x % 32;
   for (int first = 0; first < call.dv; first += kFwpkmGroups * 32 * kRun) {
     float sum[kFwpkmGroups][kRun] = {};
-    add_read_rows<kRun>(call, t, first, sum);
+    for (int begin = 0; begin < call.reads; begin += 32) {
+      const int r = begin + lane;
+      Term mine;
+      if (r < call.reads) {
+        mine = first == 0 ? term(r) : kept_term(call, t, r);
+      }
+      add_terms<kRun, 2>(mine, min(32, call.reads - begin), first, call.dv, sum);
+    }
     for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) {
       if (y != nullptr) {
         store_wide(y + c, sum[g]);
@@ -99,6 +150,7 @@ __device__ float read_rows(const FwpkmCall& call, int t, T* y, float* error) {
       }
     });
   }
+  __syncwarp();
   return warp_sum(loss);
 }
 
@@ -122,15 +174,22 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
                            float step, int j) {
   const int lane = threadIdx.x % 32, t = span.token(j);
   const bool writes = span.writes(j);
-  const float squares = find_rows(call, t), gate = writes ? gate_of(call, t) : 0.0f;
+  const float gate = writes ? gate_of(call, t) : 0.0f;
+  const int64_t at = static_cast<int64_t>(t) * call.reads;
+  const JointSoftmax softmax(call.weights + at, call.reads);
+  float squares = 0;
   float* error = writes ? found.errors + static_cast<int64_t>(j) * call.dv : nullptr;
   const float loss = read_rows<T, kRun>(
-      call, t, static_cast<T*>(call.y) + static_cast<int64_t>(t) * call.dv, error);
+      call, t, static_cast<T*>(call.y) + static_cast<int64_t>(t) * call.dv, error, [&](int r) {
+        const Term found_here = find_term(call, t, softmax, r);
+        squares = fmaf(found_here.weight, found_here.weight, squares);
+        return found_here;
+      });
+  squares = warp_sum(squares);
   if (lane == 0) {
     call.losses[t] = gate * loss / static_cast<float>(call.dv);
   }
   const float eta = call.rewrite ? 1.0f / squares : step;
-  const int64_t at = static_cast<int64_t>(t) * call.reads;
   for (int r = lane; r < call.reads && writes; r += 32) {
     found.coefficients[static_cast<int64_t>(j) * call.reads + r] =
         -eta * gate * call.weights[at + r];
@@ -140,17 +199,10 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
   }
 }
 
-// The first blocks sort tiles, which nobody waits for here: they take long, but few of them.
 template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads, 3)
-    read_kernel(FwpkmCall call, FwpkmSpan span, FwpkmLists lists, FwpkmFound found, float step,
-                int tiles) {
-  const int block = blockIdx.x;
-  if (block < tiles) {
-    sort_tile(call, lists, span, block);
-    return;
-  }
-  const int j = (block - tiles) * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
+__global__ void __launch_bounds__(kFwpkmThreads, 2)
+    read_kernel(FwpkmCall call, FwpkmSpan span, FwpkmFound found, float step) {
+  const int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (j < span.count) {
     read_token<T, kRun>(call, span, found, step, j);
   }
@@ -165,20 +217,20 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   }
   float* error = span.writes(j) ? found.errors + static_cast<int64_t>(j) * call.dv : nullptr;
   if (error != nullptr) {
-    read_rows<T, kRun>(call, span.token(j), static_cast<T*>(nullptr), error);
+    const int t = span.token(j);
+    read_rows<T, kRun>(call, t, static_cast<T*>(nullptr), error,
+                       [&](int r) { return kept_term(call, t, r); });
   }
   push_token<kRun>(call, span, found, j, error);
 }
 
 }  // namespace
 
-void read_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmLists& lists,
-                 const FwpkmFound& found, float step) {
-  const int tiles = lists.tiles(call);
+void read_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
+                 float step) {
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
     read_kernel<T, Run::value>
-        <<<tiles + fwpkm_blocks(span.count), kFwpkmThreads, 0, this_stream()>>>(call, span, lists,
-                                                                                found, step, tiles);
+        <<<fwpkm_blocks(span.count), kFwpkmThreads, 0, this_stream()>>>(call, span, found, step);
   });
   check_launch("fwpkm reading");
 }

@@ -1,10 +1,15 @@
-// Sums over the reads of a slot, in the order of tokens. A warp takes a slot; the rare one that
-// very many tokens read is left to its block.
+// Sums over the reads of a slot, in the order of tokens. A warp takes a slot, or those that begin
+// in a window of a sorted list; the rare one that very many tokens read is left to its block.
 #pragma once
 
 #include "ops/fwpkm/cuda_group.cuh"
 
 namespace fwpkm {
+
+// The number of a read of all tokens from its place in the chunk.
+__device__ inline int64_t read_at(const FwpkmCall& call, const FwpkmSpan& span, int place) {
+  return static_cast<int64_t>(span.token(place / call.reads)) * call.reads + place % call.reads;
+}
 
 // The reads of a slot in a chunk: `count` elements of a sorted list, as a warp holds them.
 struct SlotReads {
@@ -51,6 +56,103 @@ __device__ inline SlotReads slot_reads(const FwpkmCall& call, const FwpkmSpan& s
       return reads;
     }
     element = element_at(begin + lane);
+  }
+}
+
+// The slots that begin in a window of the sorted lists, as a warp holds them: each lane has a read,
+// and all that is needed of the reads can be on its way at once.
+inline constexpr int kFwpkmWindow = 16;
+struct SlotWindow {
+  uint64_t element;    // of this lane
+  unsigned group = 0;  // the lanes of its slot; 0 if it belongs to another window, or is left over
+  int left = -1;       // the first element of a slot that goes on past the warp; -1: none
+
+  // The window begins at element `item` of all lists.
+  __device__ SlotWindow(const FwpkmCall& call, const FwpkmSpan& span, const uint64_t* lists,
+                        int item) {
+    const int total = span.count * call.reads, length = total / call.owners;
+    const int lane = threadIdx.x % 32, at = item + lane;
+    const uint64_t none = ~uint64_t{0};
+    element = at < total ? lists[at] : none;
+    uint64_t before = __shfl_up_sync(kWholeWarp, element, 1);
+    if (lane == 0) {
+      before = item > 0 ? lists[item - 1] : none;
+    }
+    // The first element past the end begins something, too.
+    const unsigned begins =
+        __ballot_sync(kWholeWarp, id_of(element) != id_of(before) || at % length == 0);
+    const unsigned up_to_here = (2u << lane) - 1;
+    const int last = 31 - __clz(static_cast<int>(begins));  // -1: none
+    const bool open = item + 32 < total && (item + 32) % length != 0;
+    if (open && last >= 0 && last < kFwpkmWindow) {
+      left = item + last;
+    }
+    const unsigned own = begins & up_to_here, later = begins & ~up_to_here;
+    const int head = 31 - __clz(static_cast<int>(own));
+    if (at < total && head >= 0 && head < kFwpkmWindow && (later != 0 || !open)) {
+      const unsigned below_end = later == 0 ? kWholeWarp : (1u << (__ffs(later) - 1)) - 1;
+      group = below_end & ~((1u << head) - 1);
+    }
+    if (item + 32 > total) {
+      group &= (1u << (total - item)) - 1;
+    }
+  }
+  // The lane of the slot's first read.
+  __device__ int head() const { return group == 0 ? 0 : __ffs(group) - 1; }
+};
+
+// A row of one of several sums.
+struct RowTerm {
+  const float* row;
+  float* to;  // where the sum goes that this is the last row of, else null
+  float scale;
+};
+
+// Adds up rows of `width` numbers, scale * row; each sum begins after the last term of the one
+// before. The next rows are on their way meanwhile, of whichever sum. The work of a warp; terms are
+// in shared memory.
+template <int kRun>
+__device__ inline void sum_terms(const RowTerm* terms, int count, int width) {
+  constexpr int kAhead = 2;
+  for (int first = 0; first < width; first += kFwpkmGroups * 32 * kRun) {
+    float sum[kFwpkmGroups][kRun] = {}, x[kAhead][kFwpkmGroups][kRun] = {};
+    const auto fetch = [&](int i, float(&to)[kFwpkmGroups][kRun]) {
+      if (i < count) {
+        const float* row = global_pointer(terms[i].row);
+        for_groups<kRun, kFwpkmGroups>(first, width,
+                                       [&](int g, int c) { load_run(row + c, to[g]); });
+      }
+    };
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      fetch(u, x[u]);
+    }
+    for (int begin = 0; begin < count; begin += kAhead) {
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (begin + u >= count) {
+          break;
+        }
+        const float scale = terms[begin + u].scale;
+        float* to = terms[begin + u].to;
+#pragma unroll
+        for (int g = 0; g < kFwpkmGroups; ++g) {
+          add_run(scale, x[u][g], sum[g]);
+        }
+        fetch(begin + u + kAhead, x[u]);
+        if (to != nullptr) {
+          for_groups<kRun, kFwpkmGroups>(
+              first, width, [&](int g, int c) { store_wide(global_pointer(to) + c, sum[g]); });
+#pragma unroll
+          for (int g = 0; g < kFwpkmGroups; ++g) {
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) {
+              sum[g][i] = 0;
+            }
+          }
+        }
+      }
+    }
   }
 }
 

@@ -13,20 +13,15 @@ namespace {
 
 constexpr int kNear = 128;                     // sub-keys that can be looked at closely
 constexpr int64_t kScores = int64_t{1} << 24;  // about how many are kept at a time
+constexpr int64_t kPacked = int64_t{1} << 25;  // most numbers of queries that are packed at once
 
 // A row of `half` numbers, packed.
 template <int kRun>
 __device__ void pack_key(const float* key, bf16* to, int half, int depth) {
   for (int c = threadIdx.x % 32 * kRun; c < half; c += 32 * kRun) {
-    float x[kRun], high[kRun];
+    float x[kRun];
     load_run(key + c, x);
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      high[i] = to_float(from_float<bf16>(x[i]));
-      x[i] -= high[i];
-    }
-    store_wide(to + c, high);
-    store_wide(to + half + c, x);
+    pack_run(x, to + c, half);
   }
   for (int c = 2 * half + threadIdx.x % 32; c < depth; c += 32) {
     to[c] = from_float<bf16>(0);
@@ -45,7 +40,8 @@ __device__ void pack_query(const bf16* query, bf16* to, int half, int depth) {
   }
 }
 
-// A warp for each sub-key (the first `key_rows`), then one for each query and codebook.
+// A warp for each sub-key (the first `key_rows`), then one for each query and codebook if those of
+// all tokens have no place.
 template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads)
     prepare_kernel(FwpkmCall call, FwpkmProducts work, FwpkmSpan span, int key_rows) {
@@ -74,11 +70,29 @@ __global__ void __launch_bounds__(kFwpkmThreads)
     return;
   }
   item -= key_rows;
-  if (call.narrow && item < call.books * span.count) {
+  if (call.narrow && !work.all_queries && item < call.books * span.count) {
     const int book = item / span.count, t = span.token(item % span.count);
     pack_query<kRun>(query_of<bf16>(call, t, book),
                      work.queries + static_cast<int64_t>(item) * work.depth, call.half, work.depth);
   }
+}
+
+// Queries of all tokens of chunks from `first` on: a warp for each and each codebook.
+template <int kRun>
+__global__ void __launch_bounds__(kFwpkmThreads)
+    pack_kernel(FwpkmCall call, FwpkmProducts work, int first, int end) {
+  const int item = blockIdx.x * kFwpkmWarps + threadIdx.x / 32, book = item % call.books;
+  const int begin = first * call.chunk, length = min(call.time - begin, (end - first) * call.chunk);
+  const int row = item / call.books / length, at = begin + item / call.books % length;
+  if (row >= call.batch) {
+    return;
+  }
+  const FwpkmSpan span(call, at / call.chunk);
+  const FwpkmSpan part = work.part(call, span, at - span.first);
+  const int64_t to =
+      static_cast<int64_t>(book) * part.count + row * part.length + (at - part.first);
+  pack_query<kRun>(query_of<bf16>(call, row * call.time + at, book),
+                   work.queries_of(call, part) + to * work.depth, call.half, work.depth);
 }
 
 // How close kCount sub-keys are to a query: minus the squared distance, from differences, or the
@@ -126,6 +140,73 @@ __device__ uint32_t kth_of_lanes(int k, uint32_t order) {
   return __reduce_max_sync(kWholeWarp, reach >= k ? order : 0u);
 }
 
+// Products of a stretch of sub-keys as a warp holds them: what their closeness is but for |q|^2.
+constexpr int kParts = 4;
+constexpr int kStretch = kParts * 128;
+struct Stretch {
+  float values[kParts][4];
+
+  // Past the end they are not numbers; rows are padded to four. `norm`: the largest.
+  __device__ void load(const FwpkmCall& call, const float* products, const float* norms, int first,
+                       float* norm) {
+    const int lane = threadIdx.x % 32;
+    float y[kParts][4] = {};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int i = first + part * 128 + lane * 4;
+      if (i < call.n) {
+        load_run(products + i, values[part]);
+        load_run(norms + i, y[part]);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int left = call.n - (first + part * 128 + lane * 4);
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const float x = values[part][u];
+        *norm = fmaxf(*norm, y[part][u]);  // 0 for those that only pad
+        values[part][u] = u >= left ? NAN : call.dot ? x : fmaf(2.0f, x, -y[part][u]);
+      }
+    }
+  }
+  __device__ void add_best(float (&best)[kParts]) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        best[part] = fmaxf(best[part], values[part][u]);
+      }
+    }
+  }
+  // Adds those that are not below `least` to a list of `count`, as far as it has room; -> how many
+  // there are then.
+  __device__ int append(float least, int first, int count, uint64_t* list) const {
+    const int lane = threadIdx.x % 32;
+    unsigned taken = 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        taken |= values[part][u] >= least ? 1u << (part * 4 + u) : 0u;
+      }
+    }
+    int before = __popc(taken);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(kWholeWarp, before, step);
+      before += lane >= step ? other : 0;
+    }
+    const int all = __shfl_sync(kWholeWarp, before, 31);
+    int at = count + before - __popc(taken);
+    for (; taken != 0 && at < kNear; taken &= taken - 1, ++at) {
+      const int bit = __ffs(taken) - 1;
+      list[at] = static_cast<uint64_t>(first + bit / 4 * 128 + lane * 4 + bit % 4);
+    }
+    return count + all;
+  }
+};
+
 // A query and a codebook, in the hands of a warp.
 template <typename T, int kRun>
 struct Search {
@@ -139,7 +220,7 @@ struct Search {
   // Calls fn(i, closeness) in all lanes for each of `count` sub-keys id(i).
   template <typename IdOf, typename Fn>
   __device__ void look(int count, IdOf&& id, Fn&& fn) const {
-    constexpr int kCount = 6;
+    constexpr int kCount = 5;
     for (int i = 0; i < count; i += kCount) {
       int some[kCount];
       float sums[kCount];
@@ -188,74 +269,49 @@ struct Search {
   // further from the closeness (less |q|^2) than `factor` (|q|^2 + the largest |K|^2), so whoever
   // is more than twice that below k others is not among the best.
   __device__ bool take_from_near(const float* products, const float* norms, float factor) const {
-    constexpr int kParts = 4;
     const int lane = threadIdx.x % 32;
-    // fn(part, i, product) for this lane's sub-keys; all lanes take part in each call, with i >= n
-    // past the end.
     float norm = 0, square = 0;
-    const auto for_products = [&](auto&& fn) {
-      for (int first = 0; first < call.n; first += kParts * 128) {
-        float x[kParts][4] = {}, y[kParts][4] = {};
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const int i = first + part * 128 + lane * 4;
-          if (i < call.n) {  // rows are padded
-            load_run(products + i, x[part]);
-            load_run(norms + i, y[part]);
-          }
-        }
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-          for (int u = 0; u < 4; ++u) {
-            const int i = first + part * 128 + lane * 4 + u;
-            norm = fmaxf(norm, i < call.n ? y[part][u] : 0.0f);
-            fn(part, i, call.dot ? x[part][u] : fmaf(2.0f, x[part][u], -y[part][u]));
-          }
-        }
-      }
-    };
     for (int c = lane * kRun; c < call.half; c += 32 * kRun) {
       float x[kRun];
       load_run(q + c, x);
       square = dot_run(x, x, square);
     }
     // The best of groups: k of them that reach a value are k sub-keys that do.
-    uint32_t best[kParts] = {};
-    for_products([&](int part, int i, float product) {
-      best[part] = max(best[part], i < call.n ? order_of(product) : 0u);
-    });
+    Stretch held;
+    held.load(call, products, norms, 0, &norm);
+    float best[kParts] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    held.add_best(best);
+    for (int first = kStretch; first < call.n; first += kStretch) {
+      Stretch next;
+      next.load(call, products, norms, first, &norm);
+      next.add_best(best);
+    }
     uint32_t kth;
     if (call.k <= 16) {
-      kth = kth_of_lanes(call.k, max(max(best[0], best[1]), max(best[2], best[3])));
+      kth = kth_of_lanes(call.k, order_of(fmaxf(fmaxf(best[0], best[1]), fmaxf(best[2], best[3]))));
     } else {
       kth = kth_largest(call.k, [&](auto&& fn) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          fn(best[part]);
+          fn(order_of(best[part]));
         }
       });
     }
     const float slack = factor * (warp_sum(square) + warp_max(norm));
     const float least = kth == 0 ? -INFINITY : score_of(kth) - 2 * slack;
-    int count = 0;
-    for_products([&](int, int i, float product) {
-      const bool take = i < call.n && product >= least;
-      const unsigned mask = __ballot_sync(kWholeWarp, take);
-      const int at = count + __popc(mask & ((1u << lane) - 1));
-      if (take && at < kNear) {
-        list[at] = static_cast<uint64_t>(i);
-      }
-      count += __popc(mask);
-    });
+    int count = held.append(least, 0, 0, list);
+    for (int first = kStretch; first < call.n; first += kStretch) {
+      Stretch next;
+      next.load(call, products, norms, first, &norm);
+      count = next.append(least, first, count, list);
+    }
     if (count < call.k || count > kNear) {
       return false;
     }
     __syncwarp();
     look(
         count, [&](int i) { return static_cast<int>(list[i]); },
-        [&](int i, float closeness) {
-          __syncwarp();  // all lanes have the ids that they look at now
+        [&](int i, float closeness) {  // it took all lanes, which have the ids they look at
           if (lane == i % 32) {
             list[i] = key_of(order_of(closeness), static_cast<int>(list[i]));
           }
@@ -264,6 +320,7 @@ struct Search {
     for (int i = lane; i < count; i += 32) {
       const uint64_t key = list[i];
       int rank = 0;
+#pragma unroll 8
       for (int other = 0; other < count; ++other) {
         rank += list[other] > key ? 1 : 0;
       }
@@ -286,40 +343,45 @@ struct Best {
 };
 
 // The k best slots where the pairs that can be among them are few enough to have a lane each: at
-// least (i+1)(j+1) sums reach sum (i, j), so those with (i+1)(j+1) <= k. False if another one ties
-// with the k-th, which may then be the one with the lower slot.
+// least (i+1)(j+1) sums reach sum (i, j), so those with (i+1)(j+1) <= k. False if there are ties,
+// which the lower slot wins.
+constexpr int kCorner = 8;  // the largest k; its corner has 20 pairs
 __device__ bool pick_from_corner(const FwpkmCall& call, const Best& best) {
   const int lane = threadIdx.x % 32, k = call.k;
-  const auto order_at = [&](int i, int j) {
-    return order_of(best.scores[0][i] + best.scores[1][j]);
-  };
-  int i = 0, j = lane;
-  while (i < k && j >= k / (i + 1)) {
-    j -= k / (i + 1);
-    ++i;
-  }
-  const bool here = i < k;
-  const int slot = here ? best.ids[0][i] * call.n + best.ids[1][j] : 0;
-  const uint64_t key = here ? key_of(order_at(i, j), slot) : 0;
-  int rank = 0;
+  const auto sum_at = [&](int i, int j) { return best.scores[0][i] + best.scores[1][j]; };
+  int i = 0, j = 0, pairs = 0;
 #pragma unroll
-  for (int other = 0; other < 32; ++other) {
-    rank += __shfl_sync(kWholeWarp, key, other) > key ? 1 : 0;
+  for (int row = 0; row < kCorner; ++row) {
+    const int columns = k / (row + 1);
+    if (lane >= pairs && lane < pairs + columns) {
+      i = row;
+      j = lane - pairs;
+    }
+    pairs += columns;
   }
+  const bool here = lane < pairs;
+  const float sum = sum_at(i, j);
+  const uint32_t order = here ? order_of(sum) : 0;
+  int rank = 0;
+#pragma unroll 4
+  for (int other = 0; other < pairs; ++other) {
+    rank += __shfl_sync(kWholeWarp, order, other) > order ? 1 : 0;
+  }
+  // Sums fall along a row, so of those outside the corner the first of each row tells.
   const unsigned last = __ballot_sync(kWholeWarp, here && rank == k - 1);
-  const auto least =
-      static_cast<uint32_t>(__shfl_sync(kWholeWarp, key, max(__ffs(last) - 1, 0)) >> 32);
-  bool ties = last == 0;
-  for (int pair = lane; pair < k * k; pair += 32) {
-    const int a = pair / k, b = pair % k;
-    ties = ties || ((a + 1) * (b + 1) > k && order_at(a, b) >= least);
-  }
-  if (__ballot_sync(kWholeWarp, ties) != 0) {
+  const uint32_t least = __shfl_sync(kWholeWarp, order, max(__ffs(last) - 1, 0));
+  const int outside = lane < k ? k / (lane + 1) : k;
+  const bool ties = outside < k && order_of(sum_at(lane, outside)) >= least;
+  // A tie among the best leaves a rank without a sum, one with the next gives the last rank two.
+  const bool wins = here && rank < k;
+  const unsigned ranks = __reduce_or_sync(kWholeWarp, wins ? 1u << rank : 0u);
+  const int winners = __popc(__ballot_sync(kWholeWarp, wins));
+  if (ranks != (1u << k) - 1 || winners != k || __ballot_sync(kWholeWarp, ties) != 0) {
     return false;
   }
-  if (here && rank < k) {
-    best.sums[rank] = best.scores[0][i] + best.scores[1][j];
-    best.slots[rank] = slot;
+  if (wins) {
+    best.sums[rank] = sum;
+    best.slots[rank] = best.ids[0][i] * call.n + best.ids[1][j];
     best.picks[rank] = i * k + j;
   }
   return true;
@@ -328,7 +390,6 @@ __device__ bool pick_from_corner(const FwpkmCall& call, const Best& best) {
 template <int kHeld>
 __device__ void pick_slots(const FwpkmCall& call, const Best& best, const int32_t* given,
                            uint64_t* list) {
-  constexpr int kCorner = 8;  // whose corner has 20 pairs
   if (given == nullptr && call.k <= kCorner && pick_from_corner(call, best)) {
     return;
   }
@@ -375,7 +436,7 @@ __device__ void store_softmax(const float* scores, int k, float* p) {
 // Two neighbouring warps have a head of a token, one for each codebook; the first then picks slots.
 // What they find stays in shared memory if it fits there.
 template <typename T, int kRun, int kHeld>
-__global__ void __launch_bounds__(kFwpkmThreads)
+__global__ void __launch_bounds__(kFwpkmThreads, 4)
     select_kernel(FwpkmCall call, FwpkmProducts work, FwpkmSpan span, float factor, float* p) {
   __shared__ uint64_t lists[kFwpkmWarps][kNear];
   __shared__ float best_scores[kFwpkmWarps][kNear / 2];
@@ -442,7 +503,7 @@ void multiply(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan&
               .stride_a = int64_t{span.count} * work.depth,
               .stride_b = int64_t{work.padded} * work.depth,
               .stride_c = int64_t{span.count} * work.padded},
-             work.queries, work.keys, work.products);
+             work.queries_of(call, span), work.keys, work.products);
     return;
   }
   const float* q = static_cast<const float*>(call.q) + int64_t{span.first} * call.row;
@@ -484,18 +545,35 @@ void FwpkmProducts::take(Carver* carver, const FwpkmCall& call) {
   products = carver->take<float>(given ? 0 : rows * padded);
   norms = carver->take<float>(given ? 0 : int64_t{call.books} * padded);
   const bool packed = call.narrow && !given;
-  queries = carver->take<bf16>(packed ? rows * depth : 0);
+  const int64_t all = int64_t{call.batch} * call.time * call.books;
+  all_queries = packed && all * depth <= kPacked;
+  queries = carver->take<bf16>(packed ? (all_queries ? all : rows) * depth : 0);
   keys = carver->take<bf16>(packed ? int64_t{call.books} * padded * depth : 0);
   lists = carver->take<uint64_t>(call.k > kNear ? rows * call.k : 0);
+}
+
+void pack_queries(const FwpkmCall& call, const FwpkmProducts& work, int first, int end) {
+  if (!work.all_queries || first >= end) {
+    return;
+  }
+  const int64_t begin = int64_t{first} * call.chunk;
+  const int64_t tokens = std::min<int64_t>(call.time, int64_t{end} * call.chunk) - begin;
+  with_run(call, [&](auto run) {
+    pack_kernel<decltype(run)::value>
+        <<<fwpkm_blocks(call.batch * tokens * call.books), kFwpkmThreads, 0, this_stream()>>>(
+            call, work, first, end);
+  });
+  check_launch("fwpkm packing queries");
 }
 
 void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
                   bool new_keys, float* p) {
   for (int begin = 0; begin < span.length; begin += work.tokens) {
-    const FwpkmSpan part = span.part(call, begin, std::min(span.length, begin + work.tokens));
+    const FwpkmSpan part = work.part(call, span, begin);
     if (call.given_ids == nullptr) {
       const int key_rows = new_keys && begin == 0 ? call.books * work.padded : 0;
-      const int64_t rows = key_rows + (call.narrow ? int64_t{call.books} * part.count : 0);
+      const bool queries = call.narrow && !work.all_queries;
+      const int64_t rows = key_rows + (queries ? int64_t{call.books} * part.count : 0);
       if (rows > 0) {
         with_run(call, [&](auto run) {
           prepare_kernel<decltype(run)::value>

@@ -5,33 +5,89 @@
 namespace fwpkm {
 namespace {
 
-// The number of a read of all tokens from its place in the chunk.
-__device__ int64_t read_at(const FwpkmCall& call, const FwpkmSpan& span, int place) {
-  return static_cast<int64_t>(span.token(place / call.reads)) * call.reads + place % call.reads;
-}
-
 // Gives a slot that was never read before its chain: the number of its first read.
-__device__ int first_chain(const FwpkmCall& call, const SlotReads& reads, int64_t first) {
-  const int64_t before = static_cast<int64_t>(reads.owner) * call.time * call.reads;
-  const auto chain = static_cast<int>(reads.owner * call.chain_cap + first - before);
-  if (threadIdx.x % 32 == 0) {
-    add_chain(call, reads.owner, reads.slot, chain);
-    call.writes[static_cast<int64_t>(chain) * 3 + 1] = reads.slot;
-  }
+__device__ int first_chain(const FwpkmCall& call, int owner, int slot, int64_t first) {
+  const int64_t before = static_cast<int64_t>(owner) * call.time * call.reads;
+  const auto chain = static_cast<int>(owner * call.chain_cap + first - before);
+  add_chain(call, owner, slot, chain);
+  call.writes[static_cast<int64_t>(chain) * 3 + 1] = slot;
   return chain;
 }
 
-// The row of the log that a slot gets.
-__device__ int new_row(const FwpkmCall& call, const FwpkmSpan& span, const SlotReads& reads) {
+// The row of the log that a slot gets; `first`: the place of its first read that writes.
+__device__ int new_row(const FwpkmCall& call, const FwpkmSpan& span, int owner, int slot,
+                       int first) {
   const int each = span.writers * call.reads;  // writing reads of a row of the batch
   const int64_t slots = static_cast<int64_t>(call.n) * call.n;
-  int64_t row = reads.slot;
+  int64_t row = slot;
   if (slots > static_cast<int64_t>(call.shared ? call.batch : 1) * each) {
-    const int j = reads.first_writing / call.reads;
+    const int j = first / call.reads;
     row = (call.shared ? static_cast<int64_t>(j / span.length) * each : 0) +
-          j % span.length * call.reads + reads.first_writing % call.reads;
+          j % span.length * call.reads + first % call.reads;
   }
-  return static_cast<int>(reads.owner * call.log_cap + span.number * call.log_step + row);
+  return static_cast<int>(owner * call.log_cap + span.number * call.log_step + row);
+}
+
+__device__ float share_of(const FwpkmCall& call, int reads, int writing) {
+  return 1.0f / static_cast<float>(max(1, call.official ? reads : writing));
+}
+
+// Chain and share of a read.
+__device__ void keep_read(const FwpkmCall& call, int64_t read, int chain, bool writes,
+                          float share) {
+  call.chain[read] = chain;
+  if (writes) {
+    call.share[read] = share;
+  }
+}
+
+// The slots that begin in a window and end in sight of its warp. `terms`: memory for the rows of
+// all of them.
+template <int kRun>
+__device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
+                             const SlotWindow& window, RowTerm* terms) {
+  const int lane = threadIdx.x % 32, slot = id_of(window.element);
+  const bool here = window.group != 0, heads = here && lane == window.head();
+  const int place = here ? place_of(window.element) : 0, j = place / call.reads;
+  const int owner = call.shared ? 0 : j / span.length;
+  const int64_t read = read_at(call, span, place);
+  const bool writes = here && span.writes(j);
+  int chain = 0, source = 0;
+  if (heads) {
+    chain = call.chain[read];
+    source = call.source[read];
+  }
+  const float coefficient = writes ? found.coefficients[place] : 0.0f;
+  const unsigned all_writing = __ballot_sync(kWholeWarp, writes);
+  const unsigned writing = all_writing & window.group;
+  const int first = __shfl_sync(kWholeWarp, place, writing == 0 ? 0 : __ffs(writing) - 1);
+  const int row = new_row(call, span, owner, slot, first);
+  if (heads && chain < 0) {
+    chain = first_chain(call, owner, slot, read);
+  }
+  if (heads && writing != 0) {
+    call.writes[static_cast<int64_t>(chain) * 3 + 2] = row;
+  }
+  chain = __shfl_sync(kWholeWarp, chain, window.head());
+  const float share = share_of(call, __popc(window.group), __popc(writing));
+  if (here) {
+    keep_read(call, read, chain, writes, share);
+  }
+  // Of each slot the row it has, then the errors of those that write it.
+  const bool begins = heads && writing != 0;
+  const unsigned all_begins = __ballot_sync(kWholeWarp, begins), below = (1u << lane) - 1;
+  const int at = __popc(all_begins & below) + __popc(all_writing & below);
+  if (begins) {
+    terms[at] = {value_row(call, source, slot), nullptr, 1.0f};
+  }
+  if (writes) {
+    const bool last = (writing & ~below) == 1u << lane;
+    terms[begins ? at + 1 : at] = {found.errors + static_cast<int64_t>(j) * call.dv,
+                                   last ? call.log + static_cast<int64_t>(row) * call.dv : nullptr,
+                                   coefficient * share};
+  }
+  __syncwarp();
+  sum_terms<kRun>(terms, __popc(all_begins) + __popc(all_writing), call.dv);
 }
 
 // A slot that is left to the block.
@@ -43,55 +99,55 @@ struct LongWrite {
   int count, first_writing;
 };
 
-// Each warp has an element of the sorted reads, and the slot whose first read it is.
-template <int kRun>
-__device__ void write_slots(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-                            const FwpkmFound& found, int block) {
-  __shared__ LongWrite
-      rest;  // at most one: a slot with more than 32 reads is the last to begin here
-  if (threadIdx.x == 0) {
-    rest.count = 0;
-  }
-  __syncthreads();
-  const int item = block * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
+// Prepares it. Nothing is to be written if the count stays 0.
+__device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const SlotReads& reads,
+                           LongWrite* rest) {
   const int lane = threadIdx.x % 32;
-  SlotReads reads;
-  if (item < span.count * call.reads) {
-    reads = slot_reads(call, span, groups.reads, item);
-  }
-  if (reads.count > 0) {
-    const int64_t first = read_at(call, span, reads.first);
-    const int found_chain = call.chain[first];
-    const float* from = value_row(call, call.source[first], reads.slot);
-    const int counted = call.official ? reads.count : reads.writing;
-    const float share = 1.0f / static_cast<float>(max(1, counted));
-    const bool writes = lane < reads.count && span.writes(reads.place(lane) / call.reads);
-    const float scale = writes ? found.coefficients[reads.place(lane)] * share : 0.0f;
-    __syncwarp();  // all lanes have the chain before one changes it
-    const int chain = found_chain < 0 ? first_chain(call, reads, first) : found_chain;
-    for (int i = lane; i < reads.count; i += 32) {
-      const int place = reads.place(i);
-      const int64_t read = read_at(call, span, place);
-      call.chain[read] = chain;
-      if (span.writes(place / call.reads)) {
-        call.share[read] = share;
-      }
-    }
-    const int row = new_row(call, span, reads);
-    float* to = call.log + static_cast<int64_t>(row) * call.dv;
-    if (reads.writing > 0 && lane == 0) {
+  const int64_t first = read_at(call, span, reads.first);
+  const float* from = value_row(call, call.source[first], reads.slot);
+  const float share = share_of(call, reads.count, reads.writing);
+  const int row = new_row(call, span, reads.owner, reads.slot, reads.first_writing);
+  int chain = call.chain[first];
+  __syncwarp();  // all lanes have the chain before one changes it
+  if (lane == 0) {
+    chain = chain < 0 ? first_chain(call, reads.owner, reads.slot, first) : chain;
+    if (reads.writing > 0) {
       call.writes[static_cast<int64_t>(chain) * 3 + 2] = row;
+      *rest = {reads.list, from,        call.log + static_cast<int64_t>(row) * call.dv,
+               share,      reads.count, reads.first_writing};
     }
-    __syncwarp();
-    if (reads.count <= 32 && reads.writing > 0) {
-      sum_few<kRun>(from, to, call.dv, __ballot_sync(kWholeWarp, writes), scale, found.errors,
-                    reads.place(lane) / call.reads);
-    } else if (reads.writing > 0 && lane == 0) {
-      rest = {reads.list, from, to, share, reads.count, reads.first_writing};
+  }
+  chain = __shfl_sync(kWholeWarp, chain, 0);
+  for (int i = lane; i < reads.count; i += 32) {
+    const int place = reads.place(i);
+    keep_read(call, read_at(call, span, place), chain, span.writes(place / call.reads), share);
+  }
+}
+
+// Each warp has a window of the sorted reads.
+template <int kRun>
+__global__ void __launch_bounds__(kFwpkmThreads, 2)
+    write_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found) {
+  __shared__ RowTerm terms[kFwpkmWarps][kFwpkmWindow + 32];
+  __shared__ LongWrite rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
+  const int warp = threadIdx.x / 32;
+  const int item = (blockIdx.x * kFwpkmWarps + warp) * kFwpkmWindow;
+  if (threadIdx.x % 32 == 0) {
+    rests[warp].count = 0;
+  }
+  __syncwarp();
+  if (item < span.count * call.reads) {
+    const SlotWindow window(call, span, groups.reads, item);
+    if (window.left >= 0) {
+      leave_slot(call, span, slot_reads(call, span, groups.reads, window.left), &rests[warp]);
     }
+    write_window<kRun>(call, span, found, window, terms[warp]);
   }
   __syncthreads();
-  if (rest.count > 0) {
+  for (const LongWrite& rest : rests) {
+    if (rest.count == 0) {
+      continue;
+    }
     sum_many<kRun>(rest.from, rest.to, call.dv, rest.count, [&](int i, float* scale) {
       // Those that write nothing have no error; another's, times 0, stands in.
       const int place = place_of(rest.list[i]);
@@ -101,21 +157,6 @@ __device__ void write_slots(const FwpkmCall& call, const FwpkmSpan& span, const 
              static_cast<int64_t>((writes ? place : rest.first_writing) / call.reads) * call.dv;
     });
   }
-}
-
-template <int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
-    write_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found,
-                 FwpkmKeyWork keys, int marginal_blocks) {
-  const int block = blockIdx.x;
-  if (block < marginal_blocks) {
-    const int item = block * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-    if (item < call.marginals * call.n) {
-      find_marginal(call, span, groups, found.p, item, keys.pbar, keys.slope);
-    }
-    return;
-  }
-  write_slots<kRun>(call, span, groups, found, block - marginal_blocks);
 }
 
 // addr_weight * sum of p log(p + eps), to one number; the work of a block.
@@ -145,7 +186,7 @@ __global__ void __launch_bounds__(kFwpkmThreads)
                 FwpkmKeyWork keys, int blocks) {
   const int block = blockIdx.x;
   if (block == blocks) {
-    addressing_loss(call, keys.pbar, call.addressing + span.number);
+    addressing_loss(call, keys.marginals.pbar, call.addressing + span.number);
     return;
   }
   const int pieces = pieces_of(call, span);
@@ -157,17 +198,18 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   const Selection mine(call, span, groups, book,
                        piece * kFwpkmPiece + static_cast<int>(threadIdx.x % 32));
   const int64_t at = mine.of_all(call, book);
-  const float push = call.addr_loss ? addressing_push(call, span, found.p, keys.slope,
+  const float push = call.addr_loss ? addressing_push(call, span, found.p, keys.marginals.slope,
                                                       at - mine.rank, book, mine.rank)
                                     : found.push[at];
   sum_piece<T, kRun, 4>(call, span, book, piece, mine, -push * slope_of(call, call.scores[at]),
                         call.keys, book * call.n + mine.id, keys.parts);
 }
 
-// The moved sub-keys, and what they were: a warp for each.
+// The moved sub-keys, and what they were: a warp for each. What products need of them is renewed.
 template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads)
-    keep_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, const float* parts) {
+    keep_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, const float* parts,
+                FwpkmProducts products) {
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * call.n) {
     return;
@@ -183,6 +225,9 @@ __global__ void __launch_bounds__(kFwpkmThreads)
           ? nullptr
           : call.key_rows +
                 static_cast<int64_t>(old_key_place(call, span, groups, book, id)) * call.half;
+  const bool multiplied = call.given_ids == nullptr;
+  const int64_t padded_item = static_cast<int64_t>(book) * products.padded + id;
+  float norm = 0;
   for (int first = 0; first < call.half; first += kFwpkmKeyGroups * 32 * kRun) {
     float sum[kFwpkmKeyGroups][kRun] = {};
     for_groups<kRun, kFwpkmKeyGroups>(first, call.half, [&](int g, int c) {
@@ -192,38 +237,45 @@ __global__ void __launch_bounds__(kFwpkmThreads)
       }
     });
     add_parts<kRun>(call, span, book, id, begin, end, parts, first, sum);
-    for_groups<kRun, kFwpkmKeyGroups>(first, call.half,
-                                      [&](int g, int c) { store_wide(key + c, sum[g]); });
+    for_groups<kRun, kFwpkmKeyGroups>(first, call.half, [&](int g, int c) {
+      store_wide(key + c, sum[g]);
+      norm = dot_run(sum[g], sum[g], norm);
+      if (multiplied && call.narrow) {
+        pack_run(sum[g], products.keys + padded_item * products.depth + c, call.half);
+      }
+    });
+  }
+  norm = warp_sum(norm);
+  if (multiplied && threadIdx.x % 32 == 0) {
+    products.norms[padded_item] = norm;
   }
 }
 
 }  // namespace
 
 void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-                  const FwpkmFound& found, const FwpkmKeyWork& keys) {
-  const unsigned marginals =
-      keys.pbar == nullptr ? 0 : fwpkm_blocks(int64_t{call.marginals} * call.n);
+                  const FwpkmFound& found) {
+  const int64_t windows = ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow);
   with_run(call, [&](auto run) {
     write_kernel<decltype(run)::value>
-        <<<marginals + fwpkm_blocks(int64_t{span.count} * call.reads), kFwpkmThreads, 0,
-           this_stream()>>>(call, span, groups, found, keys, static_cast<int>(marginals));
+        <<<fwpkm_blocks(windows), kFwpkmThreads, 0, this_stream()>>>(call, span, groups, found);
   });
   check_launch("fwpkm writing values");
 }
 
 void move_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-               const FwpkmFound& found, const FwpkmKeyWork& keys) {
+               const FwpkmFound& found, const FwpkmKeyWork& keys, const FwpkmProducts& products) {
   const unsigned blocks = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
     move_kernel<T, Run::value>
-        <<<blocks + (keys.pbar == nullptr ? 0 : 1), kFwpkmThreads, 0, this_stream()>>>(
+        <<<blocks + (keys.marginals.pbar == nullptr ? 0 : 1), kFwpkmThreads, 0, this_stream()>>>(
             call, span, groups, found, keys, static_cast<int>(blocks));
   });
   check_launch("fwpkm moving keys");
   with_run(call, [&](auto run) {
     keep_kernel<decltype(run)::value>
         <<<fwpkm_blocks(int64_t{call.books} * call.n), kFwpkmThreads, 0, this_stream()>>>(
-            call, span, groups, keys.parts);
+            call, span, groups, keys.parts, products);
   });
   check_launch("fwpkm keeping keys");
 }

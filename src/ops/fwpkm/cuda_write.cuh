@@ -8,16 +8,15 @@ namespace fwpkm {
 
 // Of the keys of a chunk.
 struct FwpkmKeyWork {
-  float *pbar, *slope;  // [marginals, n], with the addressing loss
-  float* parts;         // [books, key_part_rows, half]
+  FwpkmMarginals marginals;  // with the addressing loss
+  float* parts;              // [books, key_part_rows, half]
 };
 
-// New rows of the slots that a chunk read; chains and shares of its reads. Beside that, the
-// marginals of its selections if pbar is given.
+// New rows of the slots that a chunk read; chains and shares of its reads.
 void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-                  const FwpkmFound& found, const FwpkmKeyWork& keys);
-// Moves the sub-keys in call.moved; the addressing loss.
+                  const FwpkmFound& found);
+// Moves the sub-keys in call.moved and renews their norms and packed copies; the addressing loss.
 void move_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-               const FwpkmFound& found, const FwpkmKeyWork& keys);
+               const FwpkmFound& found, const FwpkmKeyWork& keys, const FwpkmProducts& products);
 
 }  // namespace fwpkm
