@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kRowThreads)
       load_run(from_b + at, other);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] = of_a * value[i] + of_b * other[i];
+        value[i] = static_cast<float>(Wide<T>(of_a) * value[i] + Wide<T>(of_b) * other[i]);
       }
       store_run(to + at, value);
     });

@@ -2,6 +2,8 @@
 // rows are made block by block.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/common/device.cuh"
 
 namespace fwpkm {
@@ -134,6 +136,18 @@ class LaneRuns {
   uint4 quads_[kHeld > 0 ? kHeld : 1][kQuads > 0 ? kQuads : 1];
 };
 
+// What a row is computed in: where activations are floats, results are rounded once, at the end.
+template <typename T>
+using Wide = std::conditional_t<sizeof(T) == 2, float, double>;
+template <typename T>
+__device__ inline Wide<T> wide_inverse_root(Wide<T> x) {
+  if constexpr (sizeof(T) == 2) {
+    return rsqrtf(x);
+  } else {
+    return 1 / sqrt(x);
+  }
+}
+
 // The sum over the lanes of a row, for each of them. All lanes of a warp must call this.
 template <typename Real>
 __device__ inline Real lanes_sum(const RowPlan& plan, Real x) {
@@ -247,17 +261,20 @@ __global__ void column_sums_kernel(const float* partial, int64_t parts, int64_t 
     put(to + column, all, accumulate);
   }
 }
-// Adds up what a kernel left in `partial`; does nothing for an empty view.
-inline void add_column_sums(const float* partial, const ColumnParts& parts, const View& to,
-                            bool accumulate) {
+// Adds up the rows [parts, columns of `to`] that a kernel left; does nothing for an empty view.
+inline void add_column_sums(const float* partial, int64_t parts, const View& to, bool accumulate) {
   constexpr int kWarps = 32;
   if (to.size() == 0) {
     return;
   }
   column_sums_kernel<kWarps>
       <<<static_cast<unsigned>(ceil_div(to.size(), kWarpLanes)), kWarps * kWarpLanes, 0,
-         this_stream()>>>(partial, parts.count, to.size(), to.ptr<float>(), accumulate);
+         this_stream()>>>(partial, parts, to.size(), to.ptr<float>(), accumulate);
   check_launch("adding up columns");
+}
+inline void add_column_sums(const float* partial, const ColumnParts& parts, const View& to,
+                            bool accumulate) {
+  add_column_sums(partial, parts.count, to, accumulate);
 }
 
 }  // namespace fwpkm

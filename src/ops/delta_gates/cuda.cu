@@ -47,7 +47,7 @@ struct Gradients {
   const float *dg, *dbeta;  // null where none arrived
   T* dba;                   // null where nobody wants it
   bool add;
-  float* sums;  // of da_log, then of dt_bias, over groups of rows: [2, heads, groups]
+  double* sums;  // of da_log, then of dt_bias, over groups of rows: [2, heads, groups]
 };
 
 template <typename T>
@@ -60,7 +60,7 @@ __global__ void backward_kernel(const T* ba, const float* a_log, const float* dt
     const int64_t group = item / n.heads, h = item % n.heads;
     const int64_t end = min(n.rows, (group + 1) * kColumnRows);
     const float rate = expf(a_log[h]), bias = dt_bias[h];
-    float for_log = 0, for_bias = 0;
+    double for_log = 0, for_bias = 0;  // terms of both signs
     for (int64_t row = group * kColumnRows + threadIdx.x % 32; row < end; row += 32) {
       const int64_t i = row * n.heads + h, place = n.place(row, h);
       const float dg = to.dg != nullptr && !n.begins(starts, row) ? to.dg[i] : 0;
@@ -70,11 +70,14 @@ __global__ void backward_kernel(const T* ba, const float* a_log, const float* dt
         put(to.dba + place, dbeta * beta[i] * (1 - beta[i]), to.add);
         put(to.dba + place + n.group, da, to.add);
       }
-      for_log += dg * g[i];
+      for_log += static_cast<double>(dg) * g[i];
       for_bias += da;
     }
-    for_log = warp_sum(for_log);
-    for_bias = warp_sum(for_bias);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      for_log += __shfl_xor_sync(0xffffffffu, for_log, step);
+      for_bias += __shfl_xor_sync(0xffffffffu, for_bias, step);
+    }
     if (threadIdx.x % 32 == 0) {
       to.sums[h * groups + group] = for_log;
       to.sums[(n.heads + h) * groups + group] = for_bias;
@@ -89,19 +92,27 @@ struct HeadGradients {
 };
 
 // A block for each head of either.
-__global__ void sum_kernel(const float* sums, int64_t groups, int64_t heads, HeadGradients all) {
+__global__ void sum_kernel(const double* sums, int64_t groups, int64_t heads, HeadGradients all) {
+  __shared__ double parts[kThreads];
   const bool first = blockIdx.x < heads;
   float* to = first ? all.a_log : all.dt_bias;
   if (to == nullptr) {
     return;
   }
-  float sum = 0;
+  double sum = 0;
   for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
     sum += sums[blockIdx.x * groups + i];
   }
-  sum = block_sum<kThreads>(sum);
+  parts[threadIdx.x] = sum;
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (threadIdx.x < step) {
+      parts[threadIdx.x] += parts[threadIdx.x + step];
+    }
+  }
   if (threadIdx.x == 0) {
-    put(to + blockIdx.x - (first ? 0 : heads), sum, first ? all.add_a_log : all.add_dt_bias);
+    put(to + blockIdx.x - (first ? 0 : heads), static_cast<float>(parts[0]),
+        first ? all.add_a_log : all.add_dt_bias);
   }
 }
 
@@ -114,7 +125,7 @@ void forward(const OpArgs& args, const Sizes& n) {
 }
 
 template <typename T>
-void backward(const OpArgs& args, const Sizes& n, int64_t groups, float* sums) {
+void backward(const OpArgs& args, const Sizes& n, int64_t groups, double* sums) {
   const Gradients<T> to = {args.dout[0].ptr<float>(), args.dout[1].ptr<float>(),
                            args.din[0].ptr<T>(), args.accumulate[0], sums};
   backward_kernel<T><<<blocks_for(groups * n.heads, kThreads / 32), kThreads, 0, this_stream()>>>(
@@ -138,7 +149,7 @@ void delta_gates_backward_cuda(const OpArgs& args) {
     return;
   }
   const int64_t groups = column_groups(n.rows);
-  auto* sums = static_cast<float*>(args.workspace);
+  auto* sums = static_cast<double*>(args.workspace);
   if (groups > 0) {
     with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args, n, groups, sums); });
   }
@@ -153,7 +164,7 @@ void delta_gates_backward_cuda(const OpArgs& args) {
 
 size_t delta_gates_workspace_cuda(const OpArgs& args, bool backward) {
   const Sizes n(args);
-  return backward ? static_cast<size_t>(2 * n.heads * column_groups(n.rows)) * sizeof(float) : 0;
+  return backward ? static_cast<size_t>(2 * n.heads * column_groups(n.rows)) * sizeof(double) : 0;
 }
 
 }  // namespace fwpkm

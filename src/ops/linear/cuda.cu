@@ -1,6 +1,6 @@
 // Products by cuBLAS. In float, bias and residual go into the output before it, which the product
 // is added to; in bf16 the product's epilogue adds them.
-#include "ops/common/device.cuh"
+#include "ops/common/rows.cuh"
 #include "ops/linear/linear.h"
 
 namespace fwpkm {
@@ -101,7 +101,7 @@ void backward(const OpArgs& args) {
     bias_kernel<<<dim3(static_cast<unsigned>(ceil_div(outs, 128)), static_cast<unsigned>(groups)),
                   128, 0, this_stream()>>>(dy, partial, rows, outs, bias_rows(rows));
     check_launch("linear bias");
-    add_column_groups(partial, groups, outs, args.din[2].ptr<float>(), args.accumulate[2]);
+    add_column_sums(partial, groups, args.din[2], args.accumulate[2]);
   }
   if (args.din[3] && args.din[3].data != args.dout[0].data && rows > 0) {
     add_kernel<<<blocks_for(rows * outs, kThreads), kThreads, 0, this_stream()>>>(

@@ -1,7 +1,5 @@
 // Gated RMSNorm on a GPU: a few lanes for each row, or a warp; the weight's gradient is summed in
 // the same pass.
-#include <type_traits>
-
 #include "ops/common/rows.cuh"
 #include "ops/norm_gate/norm_gate.h"
 
@@ -14,23 +12,17 @@ __global__ void __launch_bounds__(kRowThreads)
                    FastRows z_rows, T* y, FastRows y_rows, float* saved, float width, double eps) {
   for_rows(plan, [&](uint32_t row, bool here) {
     const LaneRuns<T, kCount, kHeld> values(plan, x + x_rows[row]), gates(plan, z + z_rows[row]);
-    using Sum = std::conditional_t<sizeof(T) == 2, float, double>;
-    Sum squares = 0;
+    Wide<T> squares = 0;
     for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
       float value[kCount];
       values.get(j, at, value);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        squares += static_cast<Sum>(value[i]) * static_cast<Sum>(value[i]);
+        squares += Wide<T>(value[i]) * value[i];
       }
     });
-    const Sum mean = lanes_sum(plan, squares) / static_cast<Sum>(width);
-    float r;
-    if constexpr (sizeof(T) == 2) {
-      r = rsqrtf(mean + static_cast<float>(eps));
-    } else {
-      r = static_cast<float>(1 / sqrt(mean + eps));
-    }
+    const Wide<T> r =
+        wide_inverse_root<T>(lanes_sum(plan, squares) / Wide<T>(width) + Wide<T>(eps));
     if (!here) {
       return;
     }
@@ -42,12 +34,17 @@ __global__ void __launch_bounds__(kRowThreads)
       load_run(w + at, weight);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] = value[i] * r * weight[i] * gated<T>(gate[i], gate[i]);
+        const Wide<T> scaled = value[i] * r * weight[i];
+        if constexpr (sizeof(T) == 2) {
+          value[i] = scaled * gated<T>(gate[i], gate[i]);
+        } else {
+          value[i] = static_cast<float>(scaled * gate[i] / (1 + exp(-Wide<T>(gate[i]))));
+        }
       }
       store_run(to + at, value);
     });
     if (saved != nullptr && plan.lane() == 0) {
-      saved[row] = r;
+      saved[row] = static_cast<float>(r);
     }
   });
 }

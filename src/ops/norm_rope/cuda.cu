@@ -12,16 +12,16 @@ __global__ void __launch_bounds__(kRowThreads)
   for_rows(plan, [&](uint32_t row, bool here) {
     const T* from = x + x_rows[row];
     const LaneRuns<T, kCount, kHeld> values(plan, from);
-    float squares = 0;
+    Wide<T> squares = 0;
     for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
       float value[kCount];
       values.get(j, at, value);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        squares += value[i] * value[i];
+        squares += Wide<T>(value[i]) * value[i];
       }
     });
-    const float r = inverse_root<T>(lanes_sum(plan, squares) / width + eps);
+    const Wide<T> r = wide_inverse_root<T>(lanes_sum(plan, squares) / width + Wide<T>(eps));
     if (!here) {
       return;
     }
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kRowThreads)
       load_run(w + at, weight);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] = value[i] * r * (1 + weight[i]);
+        value[i] = static_cast<float>(value[i] * r * (1 + Wide<T>(weight[i])));
       }
     };
     T* to = y + y_rows[row];
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kRowThreads)
       store_run(to + at, value);
     });
     if (saved != nullptr && plan.lane() == 0) {
-      saved[row] = r;
+      saved[row] = static_cast<float>(r);
     }
   });
 }

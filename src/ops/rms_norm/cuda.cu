@@ -9,19 +9,19 @@ namespace {
 template <typename T, int kCount, int kHeld>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(RowPlan plan, const T* x, FastRows x_rows, const float* w, T* y, FastRows y_rows,
-                   float* saved, float width, float eps, float offset) {
+                   float* saved, float width, double eps, float offset) {
   for_rows(plan, [&](uint32_t row, bool here) {
     const LaneRuns<T, kCount, kHeld> values(plan, x + x_rows[row]);
-    float squares = 0;
+    Wide<T> squares = 0;
     for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
       float value[kCount];
       values.get(j, at, value);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        squares += value[i] * value[i];
+        squares += Wide<T>(value[i]) * value[i];
       }
     });
-    const float r = inverse_root<T>(lanes_sum(plan, squares) / width + eps);
+    const Wide<T> r = wide_inverse_root<T>(lanes_sum(plan, squares) / width + Wide<T>(eps));
     if (!here) {
       return;
     }
@@ -32,12 +32,12 @@ __global__ void __launch_bounds__(kRowThreads)
       load_run(w + at, weight);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] = value[i] * r * (offset + weight[i]);
+        value[i] = static_cast<float>(value[i] * r * (Wide<T>(offset) + weight[i]));
       }
       store_run(to + at, value);
     });
     if (saved != nullptr && plan.lane() == 0) {
-      saved[row] = r;
+      saved[row] = static_cast<float>(r);
     }
   });
 }
@@ -101,7 +101,7 @@ void forward(const OpArgs& args) {
     const RowPlan plan(x.rows(), width / kCount);
     forward_kernel<T, kCount, kHeld><<<plan.blocks(), kRowThreads, 0, this_stream()>>>(
         plan, x.ptr<T>(), FastRows(x), w.ptr<float>(), y.ptr<T>(), FastRows(y),
-        args.saved[0].ptr<float>(), static_cast<float>(width), static_cast<float>(settings.eps),
+        args.saved[0].ptr<float>(), static_cast<float>(width), settings.eps,
         static_cast<float>(settings.offset));
   });
   check_launch("rms_norm");

@@ -14,30 +14,30 @@ __global__ void __launch_bounds__(kRowThreads)
     const LaneRuns<T, kCount, kHeld> values(plan, from);
     // Relative to the first feature: equal features then have std 0.
     const float first = to_float(from[0]);
-    float mean = 0;
+    Wide<T> mean = 0;
     for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
       float value[kCount];
       values.get(j, at, value);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        mean += value[i] - first;
+        mean += Wide<T>(value[i]) - first;
       }
     });
-    mean = lanes_sum(plan, mean) / static_cast<float>(width);
-    float squares = 0;
+    mean = lanes_sum(plan, mean) / Wide<T>(width);
+    Wide<T> squares = 0;
     for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
       float value[kCount];
       values.get(j, at, value);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float c = (value[i] - first) - mean;
+        const Wide<T> c = (Wide<T>(value[i]) - first) - mean;
         squares += c * c;
       }
     });
     squares = lanes_sum(plan, squares);
     const double s =
         width > 1 ? sqrt(static_cast<double>(squares) / static_cast<double>(width - 1)) : 0.0;
-    const auto r = static_cast<float>(1.0 / (s + kZScoreEps));
+    const auto r = static_cast<Wide<T>>(1.0 / (s + kZScoreEps));
     if (!here) {
       return;
     }
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kRowThreads)
       values.get(j, at, value);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] = ((value[i] - first) - mean) * r;
+        value[i] = static_cast<float>(((Wide<T>(value[i]) - first) - mean) * r);
       }
       store_run(to + at, value);
     });
