@@ -50,14 +50,14 @@ std::vector<Probe> probe_slots(Session* session, std::span<const int32_t> prompt
     if (!record.fwpkm.slots || record.update) {
       return;
     }
-    const View& slots = record.fwpkm.slots.view();
+    const std::vector<int32_t> slots = ints_to_host(record.fwpkm.slots.view());
     const std::vector<double> weights = to_host(record.fwpkm.weights.view());
-    const auto count = static_cast<size_t>(slots.dim(2));
+    const auto count = static_cast<size_t>(record.fwpkm.slots.dim(2));
     const size_t last = weights.size() - count;
     std::erase_if(reads, [&](const Probe::Read& r) { return r.layer == record.layer; });
     for (size_t i = 0; i < count; ++i) {
       reads.push_back({.layer = record.layer,
-                       .slot = slots.ptr<int32_t>()[last + i],
+                       .slot = slots[last + i],
                        .weight = weights[last + i],
                        .history = {}});
     }

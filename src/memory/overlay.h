@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "memory/row_arena.h"
@@ -53,13 +55,16 @@ class Overlay {
     const int32_t page = directory_[static_cast<size_t>(owner * n_ + slot / n_)];
     return page < 0 ? -1 : arena_->page(page)[slot % n_];
   }
-  // The row of a slot, or null.
+  // The row of a slot, or null; on the arena's device.
   const std::byte* find(int64_t owner, int32_t slot) const {
     const int32_t row = number(owner, slot);
     return row < 0 ? nullptr : arena_->row(row);
   }
-  // Copies `row` in place of what the slot has. `row` must not be this overlay's own.
+  // Copies `row`, which is the host's, in place of what the slot has. It must not be this overlay's
+  // own.
   void put(int64_t owner, int32_t slot, const void* row);
+  // The number of a row for the slot that this overlay alone has; contents undefined.
+  int32_t renew(int64_t owner, int32_t slot);
   // Makes row `number` of the arena the slot's, which has none yet; it gets one owner more.
   void adopt(int64_t owner, int32_t slot, int32_t number);
   // Forgets one slot: true if there was something. The page stays.
@@ -67,9 +72,13 @@ class Overlay {
   // Forgets what an owner wrote. Costs what that was.
   void clear(int64_t owner);
 
-  // Calls fn(slot, row) for each row of an owner, by slot.
+  // Calls fn(slot, row) for each row of an owner, by slot. Rows of a GPU are copied for it.
   template <typename Fn>
   void for_each(int64_t owner, Fn&& fn) const {
+    if (gpu_) {
+      for_fetched(owner, fn);
+      return;
+    }
     for_numbers(owner, [&](int32_t slot, int32_t row) {
       fn(slot, static_cast<const std::byte*>(arena_->row(row)));
     });
@@ -90,8 +99,46 @@ class Overlay {
 
   // Valid until the next change of this overlay; empty handles if nothing was written.
   OverlayViews views() const;
+  // Tells the GPU what changed since the last time; does nothing elsewhere. views() does it too.
+  void send() const;
 
  private:
+  // Of an overlay on a GPU: its directory there, and what the GPU does not know yet. Pages are
+  // changed only by whoever has them alone, and before a fork all is sent.
+  struct Gpu {
+    std::mutex mutex;
+    int32_t* directory = nullptr;
+    size_t bytes = 0;
+    bool sent = false;                                // the directory
+    std::vector<int32_t> fresh, copied;               // pages
+    std::vector<std::pair<int32_t, int32_t>> places;  // page, place in it
+
+    ~Gpu();
+  };
+
+  template <typename Fn>
+  void for_fetched(int64_t owner, Fn&& fn) const {
+    constexpr size_t kRows = 4096;
+    std::vector<int32_t> slots, numbers;
+    std::vector<std::byte> rows;
+    const auto flush = [&] {
+      rows.resize(numbers.size() * row_bytes());
+      arena_->fetch(numbers, rows.data());
+      for (size_t i = 0; i < slots.size(); ++i) {
+        fn(slots[i], static_cast<const std::byte*>(rows.data() + i * row_bytes()));
+      }
+      slots.clear();
+      numbers.clear();
+    };
+    for_numbers(owner, [&](int32_t slot, int32_t number) {
+      slots.push_back(slot);
+      numbers.push_back(number);
+      if (slots.size() == kRows) {
+        flush();
+      }
+    });
+    flush();
+  }
   void swap(Overlay& other) noexcept;
   // The place of a slot's row number, in a page that is this overlay's alone.
   int32_t* place(int64_t owner, int32_t slot);
@@ -100,6 +147,7 @@ class Overlay {
   Device device_;
   std::shared_ptr<RowArena> arena_;
   std::vector<int32_t> directory_;
+  std::unique_ptr<Gpu> gpu_;
 };
 
 }  // namespace fwpkm

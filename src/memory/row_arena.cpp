@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "memory/gpu_rows.h"
 
 namespace fwpkm {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 // Address space for this many times the machine's memory: what is counted twice by nobody.
 constexpr size_t kReserve = 4;
 constexpr size_t kLeast = size_t{1} << 20;
+// Bytes of rows that are copied from a GPU at a time.
+constexpr size_t kGathered = size_t{4} << 20;
 constexpr int kProtection = PROT_READ | PROT_WRITE;
 constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
@@ -51,16 +54,28 @@ void AddressSpace::drop(size_t bytes) {
           "memory", "cannot give memory back: {}", std::strerror(errno));
 }
 
-RowArena::RowArena(int64_t n, size_t row_bytes) : n_(n), row_bytes_(row_bytes) {}
+RowArena::RowArena(int64_t n, size_t row_bytes, DeviceKind device)
+    : n_(n), row_bytes_(row_bytes), on_gpu_(device == DeviceKind::kCuda) {}
 
 void RowArena::reserve_locked() {
-  if (rows_.data() == nullptr) {
-    rows_.reserve(kReserve * machine_memory());
+  if (pages_.data() == nullptr) {
+    const size_t bytes = kReserve * machine_memory();
+    if (!on_gpu_) {
+      rows_.reserve(bytes);
+    }
     const size_t page_bytes = static_cast<size_t>(n_) * sizeof(int32_t);
     // Every row in a page of its own is the most that can be, and far more than there will be.
-    const size_t most = rows_.bytes() / row_bytes_ * page_bytes;
-    pages_.reserve(std::min(most, kReserve * machine_memory()));
+    const size_t most = (on_gpu_ ? bytes : rows_.bytes()) / row_bytes_ * page_bytes;
+    pages_.reserve(std::min(most, bytes));
   }
+}
+
+// Makes room for so many rows in all.
+void RowArena::grow_rows_locked(size_t rows) {
+  require(rows < INT32_MAX &&
+              (on_gpu_ ? gpu_rows_.grow(rows * row_bytes_) : rows * row_bytes_ <= rows_.bytes()),
+          "memory", "no room for {} rows of {} bytes{}; forget sessions that are not needed", rows,
+          row_bytes_, on_gpu_ ? " on the GPU" : "");
 }
 
 int32_t RowArena::add_row_locked() {
@@ -73,9 +88,7 @@ int32_t RowArena::add_row_locked() {
   }
   reserve_locked();
   const size_t row = row_owners_.size();
-  require((row + 1) * row_bytes_ <= rows_.bytes() && row < INT32_MAX, "memory",
-          "no room for more than {} rows of {} bytes; forget sessions that are not needed", row,
-          row_bytes_);
+  grow_rows_locked(row + 1);
   row_owners_.push_back(1);
   ++rows_used_;
   return static_cast<int32_t>(row);
@@ -128,7 +141,11 @@ void RowArena::drop_row_locked(int32_t row) {
     return;
   }
   if (--rows_used_ == 0) {
-    rows_.drop(row_owners_.size() * row_bytes_);
+    if (on_gpu_) {
+      gpu_rows_.drop();
+    } else {
+      rows_.drop(row_owners_.size() * row_bytes_);
+    }
     row_owners_.clear();
     free_rows_.clear();
     mapped_.clear();
@@ -208,14 +225,15 @@ int32_t RowArena::own_row(int32_t row) {
 int32_t RowArena::map_rows(int file, size_t offset, int64_t count) {
   const std::lock_guard lock(mutex_);
   reserve_locked();
+  if (on_gpu_) {
+    return copy_rows_locked(file, offset, count);
+  }
   // The first row has to begin where a page of the system's does, and so has the next after them.
   const auto unit = static_cast<int64_t>(kMapAlign / std::gcd(kMapAlign, row_bytes_));
   const auto here = static_cast<int64_t>(row_owners_.size());
   const int64_t begin = (here + unit - 1) / unit * unit,
                 end = begin + (count + unit - 1) / unit * unit;
-  require(static_cast<size_t>(end) * row_bytes_ <= rows_.bytes() && end < INT32_MAX, "memory",
-          "no room for {} more rows of {} bytes; forget sessions that are not needed", count,
-          row_bytes_);
+  grow_rows_locked(static_cast<size_t>(end));
   std::byte* to = rows_.data() + static_cast<size_t>(begin) * row_bytes_;
   const size_t bytes =
       (static_cast<size_t>(count) * row_bytes_ + kMapAlign - 1) / kMapAlign * kMapAlign;
@@ -230,6 +248,61 @@ int32_t RowArena::map_rows(int file, size_t offset, int64_t count) {
   mapped_.push_back({static_cast<int32_t>(begin), static_cast<int32_t>(end), count});
   rows_used_ += count;
   return static_cast<int32_t>(begin);
+}
+
+int32_t RowArena::copy_rows_locked(int file, size_t offset, int64_t count) {
+  const size_t begin = row_owners_.size(), bytes = static_cast<size_t>(count) * row_bytes_;
+  grow_rows_locked(begin + static_cast<size_t>(count));
+  void* from = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, static_cast<off_t>(offset));
+  require(from != MAP_FAILED, "memory", "cannot map {} bytes of a file: {}", bytes,
+          std::strerror(errno));
+  cuda::copy_in(gpu_rows_.data() + begin * row_bytes_, from, bytes);
+  munmap(from, bytes);
+  row_owners_.resize(begin + static_cast<size_t>(count), 1);
+  rows_used_ += count;
+  return static_cast<int32_t>(begin);
+}
+
+int32_t* RowArena::gpu_pages() {
+  const std::lock_guard lock(mutex_);
+  const size_t bytes = page_owners_.size() * static_cast<size_t>(n_) * sizeof(int32_t);
+  require(gpu_pages_.grow(bytes), "memory",
+          "the GPU has no memory left for {} bytes of an index; forget sessions", bytes);
+  return reinterpret_cast<int32_t*>(gpu_pages_.data());
+}
+
+void RowArena::fetch(std::span<const int32_t> numbers, std::byte* to) const {
+  if (!on_gpu_) {
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      std::memcpy(to + i * row_bytes_, row(numbers[i]), row_bytes_);
+    }
+    return;
+  }
+  // Gathered on the GPU, so that one copy brings many.
+  const size_t most = std::max<size_t>(1, kGathered / row_bytes_);
+  const size_t room = std::min(most, numbers.size()) * row_bytes_;
+  void* gathered = room > 0 ? cuda::allocate(room) : nullptr;
+  require(gathered != nullptr || room == 0, "memory",
+          "the GPU has no memory left to gather {} bytes of rows", room);
+  std::vector<gpu_rows::Move> moves;
+  for (size_t first = 0; first < numbers.size(); first += most) {
+    const size_t count = std::min(most, numbers.size() - first);
+    moves.clear();
+    for (size_t i = 0; i < count; ++i) {
+      moves.push_back({numbers[first + i], static_cast<int32_t>(i)});
+    }
+    gpu_rows::copy(gpu_rows_.data(), gathered, row_bytes_, moves);
+    cuda::copy_out(to + first * row_bytes_, gathered, count * row_bytes_);
+  }
+  cuda::release(gathered, room);
+}
+
+void RowArena::fill(int32_t number, const void* from) const {
+  if (on_gpu_) {
+    gpu_rows::send(row(number), from, row_bytes_);
+  } else {
+    std::memcpy(row(number), from, row_bytes_);
+  }
 }
 
 int64_t RowArena::rows_used() const {

@@ -6,6 +6,8 @@
 // the system when it is first touched. Freed rows and pages serve again; when the last row is gone
 // all memory goes back.
 //
+// On a GPU rows lie in its memory, and so does a copy of the pages: the host keeps the books.
+//
 // Threads: every call may come from any thread. Contents are another matter: a row or page with one
 // owner is the owner's to change, one with several must not be changed.
 #pragma once
@@ -13,7 +15,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <vector>
+
+#include "tensor/cuda.h"
 
 namespace fwpkm {
 
@@ -40,16 +45,25 @@ class AddressSpace {
 class RowArena {
  public:
   // Pages of n row numbers, rows of row_bytes bytes.
-  RowArena(int64_t n, size_t row_bytes);
+  RowArena(int64_t n, size_t row_bytes, DeviceKind device = DeviceKind::kCpu);
 
   int64_t n() const { return n_; }
   size_t row_bytes() const { return row_bytes_; }
+  bool on_gpu() const { return on_gpu_; }
+  // Where a row is: on the arena's device.
   std::byte* row(int32_t number) const {
-    return rows_.data() + static_cast<size_t>(number) * row_bytes_;
+    return (on_gpu_ ? gpu_rows_.data() : rows_.data()) + static_cast<size_t>(number) * row_bytes_;
   }
+  // Copies rows to the host, one after the other.
+  void fetch(std::span<const int32_t> numbers, std::byte* to) const;
+  // Copies a row from the host, or makes it so before the calling thread's next kernels.
+  void fill(int32_t number, const void* from) const;
   int32_t* page(int32_t number) const {
     return reinterpret_cast<int32_t*>(pages_.data()) + number * n_;
   }
+
+  // The GPU's copy of the pages, with room for all that there are.
+  int32_t* gpu_pages();
 
   // A row of one owner; contents undefined.
   int32_t add_row();
@@ -65,9 +79,9 @@ class RowArena {
   // A row that has one owner, in place of one that may have several; contents undefined.
   int32_t own_row(int32_t row);
 
-  // Rows that are a part of an open file, mapped, not read: `count` rows from `offset` on, which
-  // is a multiple of kMapAlign. Changing them never changes the file. Each has one owner, the
-  // caller. -> the number of the first; the others follow.
+  // Rows that are a part of an open file, mapped, not read (but on a GPU, copied): `count` rows
+  // from `offset` on, which is a multiple of kMapAlign. Changing them never changes the file. Each
+  // has one owner, the caller. -> the number of the first; the others follow.
   static constexpr size_t kMapAlign = 4096;
   int32_t map_rows(int file, size_t offset, int64_t count);
 
@@ -87,12 +101,16 @@ class RowArena {
   void reserve_locked();
   void drop_row_locked(int32_t row);
   int32_t add_row_locked();
+  int32_t copy_rows_locked(int file, size_t offset, int64_t count);
+  void grow_rows_locked(size_t rows);
   int32_t add_page_locked();
 
   int64_t n_;
   size_t row_bytes_;
+  bool on_gpu_;
   mutable std::mutex mutex_;
-  AddressSpace rows_, pages_;
+  AddressSpace rows_, pages_;  // rows_ stays empty on a GPU
+  cuda::AddressSpace gpu_rows_, gpu_pages_;
   std::vector<int32_t> row_owners_, page_owners_;
   std::vector<int32_t> free_rows_, free_pages_;
   std::vector<Mapped> mapped_;  // by begin

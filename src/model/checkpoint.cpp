@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "tensor/convert.h"
 
 namespace fwpkm {
@@ -47,7 +48,13 @@ void load_parameters(const SafeTensors& file, const std::string& prefix, const M
     if (parameters->mapped(p) && parameters->at(p).view().data == file.data(name).data()) {
       continue;
     }
-    read_view(file, name, parameters->writable(spec.name));
+    const View& to = parameters->writable(spec.name);
+    read_view(file, name, to);
+    if (to.dtype == DType::kBF16) {
+      std::vector<float> values(static_cast<size_t>(to.size()));
+      file.read(name, values.data(), values.size());
+      parameters->set_rounded_from(p, hash_wide(values.data(), values.size() * sizeof(float)));
+    }
   }
   parameters->refresh();
   for (const TensorInfo& info : file.tensors()) {

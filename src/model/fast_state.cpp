@@ -1,5 +1,6 @@
 #include "model/fast_state.h"
 
+#include "memory/gpu_rows.h"
 #include "model/parameters.h"
 #include "ops/fwpkm/written.h"
 
@@ -46,6 +47,19 @@ FastMlpSettings fwmlp_settings(const ModelConfig& c) {
 }
 
 void put_rows(const FwpkmResult& result, Overlay* overlay) {
+  if (result.rows.view().device == DeviceKind::kCuda) {
+    // The host gives rows their places, the GPU moves them.
+    std::vector<gpu_rows::Move> moves;
+    for_writes(result, [&](int64_t owner, int32_t slot, int32_t row) {
+      moves.push_back({row, overlay->renew(owner, slot)});
+    });
+    if (!moves.empty()) {
+      gpu_rows::copy(result.rows.view().data, overlay->arena()->row(0), overlay->row_bytes(),
+                     moves);
+    }
+    overlay->send();
+    return;
+  }
   for_written(result, [&](int64_t owner, int32_t slot, const std::byte* row, size_t) {
     overlay->put(owner, slot, row);
   });

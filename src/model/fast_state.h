@@ -44,6 +44,12 @@ struct MemoryRecord {
   FastMlpResult mlp;
 };
 
+// What the memory of one layer is to learn from tokens of a stream: [1, T, ..], g [1, T] or empty.
+struct MemoryInput {
+  int layer = 0;
+  Tensor q, v, g;
+};
+
 // Fast weights of a layer that belong to the rows of a batch and outlive a sequence (`carry`).
 struct RowMemory {
   Overlay overlay;            // FwPKM

@@ -24,6 +24,10 @@ ModelFingerprint compute_fingerprint(const ModelConfig& config, const Parameters
   ModelFingerprint result;
   result.config = config_fingerprint(config);
   for (size_t p = 0; p < parameters.specs().size(); ++p) {
+    if (const uint64_t known = parameters.rounded_from(p); known != 0) {
+      result.tensors.push_back(known);
+      continue;
+    }
     read_on_host(parameters.stored(p), [&](const View& host) {
       result.tensors.push_back(hash_wide(host.data, static_cast<size_t>(host.bytes())));
     });

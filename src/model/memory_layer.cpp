@@ -2,7 +2,7 @@
 #include "model/layer.h"
 #include "ops/blend/blend.h"
 #include "ops/linear/linear.h"
-#include "ops/memory_gate/memory_gate.h"
+#include "ops/memory_norm/memory_norm.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/z_score/z_score.h"
 
@@ -67,7 +67,11 @@ void Model::update_stream(Run& run, const Layer& layer, int index, int64_t row, 
     const FwpkmResult r =
         fwpkm_memory(plain, q, v, g, stream->keys ? stream->keys : layer.memory.keys,
                      layer.memory.values, settings, stream->overlay.views());
-    stream->keys = run.keep(r.keys.view());
+    if (stream->keys && stream->keys.sole()) {
+      copy_view(r.keys.view(), stream->keys.view());  // stays where it is
+    } else {
+      stream->keys = run.keep(r.keys.view());
+    }
     if (!run.pool().dry()) {
       put_rows(r, &stream->overlay);
     }
@@ -138,11 +142,48 @@ Tensor Model::read_stream(Run& run, const Layer& layer, int index, const FastStr
   return fast_mlp(run, q, {}, stream_mlp(run, layer, stream), settings).output;
 }
 
+// Adds tokens to a stream's queue, which has room for them, and writes them if it is full.
+void Model::queue_tokens(Run& run, const Layer& layer, const MemoryInput& input, int64_t row,
+                         FastStream* stream, std::vector<MemoryRecord>* records) const {
+  const auto [chunk, lookahead] = memory_shape(input.layer);
+  const int64_t room = chunk + lookahead, count = input.q.dim(1);
+  const auto append = [&](Tensor* queue, const Tensor& part) {
+    if (!part) {
+      return;
+    }
+    if (!*queue) {
+      *queue = part.view().rank() == 2
+                   ? run.make_kept("memory.queue", {room}, part.view().dtype)
+                   : run.make_kept("memory.queue", {room, part.dim(2)}, part.view().dtype);
+    }
+    const View to = queue->view().slice(0, stream->queued, stream->queued + count);
+    copy_view(part.view().reshape(to.shape), to);
+  };
+  append(&stream->q, input.q);
+  append(&stream->v, input.v);
+  append(&stream->g, input.g);
+  stream->queued += count;
+  if (stream->queued == room) {
+    update_stream(run, layer, input.layer, row, stream, chunk, records);
+  }
+}
+
+void Model::learn(Run& run, std::span<const MemoryInput> inputs, State* state,
+                  std::vector<MemoryRecord>* records) const {
+  state->own(run, true);
+  for (const MemoryInput& input : inputs) {
+    const auto l = static_cast<size_t>(input.layer);
+    queue_tokens(run, *layers_[l], input, 0, &state->layers[l].fast[0], records);
+  }
+}
+
 // A stream: tokens are read and queued; whenever a chunk of pairs is complete, they are written.
 Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tensor& q,
                             const Tensor& v, const Tensor& g, const ForwardOptions& options) const {
   require(!run.recording(), "model", "a memory cannot be recorded on top of a state");
   const int64_t time = q.dim(1), room = memory_shape(index).chunk + memory_shape(index).lookahead;
+  require(options.inputs == nullptr || q.dim(0) == 1, "model",
+          "what memories are to learn is handed out for one sequence, not {}", q.dim(0));
   const Tensor y = run.make("memory.read", v.shape());
   std::vector<FastStream*> streams;
   for (State* state : options.states) {
@@ -153,8 +194,9 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
   for (int64_t b = 0; b < q.dim(0); ++b) {
     FastStream& stream = *streams[static_cast<size_t>(b)];
     for (int64_t at = 0; at < time;) {
-      const int64_t count =
-          options.write_memory ? std::min(room - stream.queued, time - at) : time - at;
+      const int64_t count = options.write_memory && options.inputs == nullptr
+                                ? std::min(room - stream.queued, time - at)
+                                : time - at;
       const Tensor q_part = tokens_of(q, b, at, at + count),
                    v_part = tokens_of(v, b, at, at + count);
       const Tensor read = read_stream(run, layer, index, stream, q_part, v_part, options);
@@ -163,25 +205,11 @@ Tensor Model::stream_memory(Run& run, const Layer& layer, int index, const Tenso
         options.records->back().first = at;
       }
       copy_view(read.view(), y.view().slice(0, b, b + 1).slice(1, at, at + count));
-      if (options.write_memory) {
-        const auto append = [&](Tensor* queue, const Tensor& part) {
-          if (!*queue) {
-            *queue = part.view().rank() == 2
-                         ? run.make_kept("memory.queue", {room}, part.view().dtype)
-                         : run.make_kept("memory.queue", {room, part.dim(2)}, part.view().dtype);
-          }
-          const View to = queue->view().slice(0, stream.queued, stream.queued + count);
-          copy_view(part.view().reshape(to.shape), to);
-        };
-        append(&stream.q, q_part);
-        append(&stream.v, v_part);
-        if (g) {
-          append(&stream.g, tokens_of(g, b, at, at + count));
-        }
-        stream.queued += count;
-        if (stream.queued == room) {
-          update_stream(run, layer, index, b, &stream, memory_shape(index).chunk, options.records);
-        }
+      if (options.inputs != nullptr) {
+        options.inputs->push_back({index, q, v, g});
+      } else if (options.write_memory) {
+        const Tensor g_part = g ? tokens_of(g, b, at, at + count) : Tensor();
+        queue_tokens(run, layer, {index, q_part, v_part, g_part}, b, &stream, options.records);
       }
       at += count;
     }
@@ -207,15 +235,19 @@ Tensor Model::sequence_memory(Run& run, const Layer& layer, int index, const Ten
   if (config_.has_fwpkm(index)) {
     FwpkmSettings settings = fwpkm_settings(config_);
     settings.write = options.write_memory;
-    record.fwpkm = fwpkm_memory(run, q, v, config_.fwpkm.weighted() ? g : Tensor(),
-                                layer.memory.keys, layer.memory.values, settings,
-                                rows != nullptr ? rows->overlay.views() : OverlayViews());
+    record.fwpkm = fwpkm_memory(
+        run, q, v, config_.fwpkm.weighted() ? g : Tensor(), layer.memory.keys, layer.memory.values,
+        settings, rows != nullptr ? rows->overlay.views() : OverlayViews(),
+        options.selections.empty() ? FwpkmSelection()
+                                   : options.selections[static_cast<size_t>(index)]);
     output = record.fwpkm.output;
     losses = record.fwpkm.losses;
     if (run.trace) {
       const Shape heads = {q.dim(0), q.dim(1), config_.fwpkm.heads, config_.fwpkm.topk};
       run.trace(fmt::format("trace.{}.slots", index), record.fwpkm.slots.reshape(heads));
       run.trace(fmt::format("trace.{}.slot_weights", index), record.fwpkm.weights.reshape(heads));
+      run.trace(fmt::format("selection.{}.ids", index), record.fwpkm.selection.ids);
+      run.trace(fmt::format("selection.{}.picks", index), record.fwpkm.selection.picks);
     }
   } else {
     FastMlpSettings settings = fwmlp_settings(config_);
@@ -271,14 +303,12 @@ Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
                      const ForwardOptions& options) const {
   const RmsNormSettings norm = {config_.norm_eps, 1.0, false};
   const Layer::Memory& w = layer.memory;
-  const Tensor q = linear(run, rms_norm(run, h, w.q_norm, norm), w.q, w.q_bias);
-  Tensor v = linear(run, rms_norm(run, h, w.v_norm, norm), w.v, w.v_bias);
+  const auto [for_q, for_v, g] =
+      memory_norm(run, h, w.q_norm, w.v_norm, {w.gate_norm, w.gate, w.gate_bias}, config_.norm_eps);
+  const Tensor q = linear(run, for_q, w.q, w.q_bias);
+  Tensor v = linear(run, for_v, w.v, w.v_bias);
   if (config_.has_fwpkm(index) ? config_.fwpkm.value_norm : config_.fwmlp.value_norm) {
     v = z_score(run, v);
-  }
-  Tensor g;
-  if (w.gate) {
-    g = memory_gate(run, linear(run, rms_norm(run, h, w.gate_norm, norm), w.gate, w.gate_bias));
   }
   const Tensor read = !options.states.empty()
                           ? stream_memory(run, layer, index, q, v, g, options)

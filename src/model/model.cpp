@@ -41,10 +41,10 @@ Model::Model(ModelConfig config, Device device, bool gradients, bool dry,
       pools_(std::make_shared<PoolSet>(device)) {
   const FwpkmConfig& f = config_.fwpkm;
   for (int l = 0; l < config_.layers; ++l) {
-    arenas_.push_back(config_.has_fwpkm(l) ? std::make_shared<RowArena>(
-                                                 f.n_subkeys, static_cast<size_t>(f.value_dim) *
-                                                                  dtype_size(device.real))
-                                           : nullptr);
+    const size_t row_bytes = static_cast<size_t>(f.value_dim) * dtype_size(device.wide());
+    arenas_.push_back(config_.has_fwpkm(l)
+                          ? std::make_shared<RowArena>(f.n_subkeys, row_bytes, device.kind)
+                          : nullptr);
   }
   const Parameters& p = parameters_;
   final_norm_ = p.at("model.norm.weight");

@@ -32,6 +32,12 @@ struct ForwardOptions {
   std::span<const RowMemory> rows;
   // Gets what the memories of this pass did; without a state, to be kept by commit().
   std::vector<MemoryRecord>* records = nullptr;
+  // Without a state: of each layer, sub-keys and slots to be taken in place of the best; may be
+  // empty.
+  std::span<const FwpkmSelection> selections;
+  // With one state of one sequence: what the memories are to learn is handed out here, for
+  // Model::learn, and the state's memories do not change.
+  std::vector<MemoryInput>* inputs = nullptr;
 };
 
 class Model {
@@ -56,6 +62,9 @@ class Model {
   // Writes all complete pairs of the streams' memories as one update; the newest tokens, whose
   // pairs are not complete, stay queued. `records` as in ForwardOptions.
   void flush(Run& run, State* state, std::vector<MemoryRecord>* records = nullptr) const;
+  // Queues what a pass handed out (ForwardOptions::inputs); memories whose queue is full write.
+  void learn(Run& run, std::span<const MemoryInput> inputs, State* state,
+             std::vector<MemoryRecord>* records = nullptr) const;
   // Pools for those who run this model on states, from any thread.
   PoolSet& pools() const { return *pools_; }
   // hidden [B,T,D] -> logits [B,T,V].
@@ -90,6 +99,8 @@ class Model {
                        const Tensor& g, const ForwardOptions& options) const;
   Tensor read_stream(Run& run, const Layer& layer, int index, const FastStream& stream,
                      const Tensor& q, const Tensor& v, const ForwardOptions& options) const;
+  void queue_tokens(Run& run, const Layer& layer, const MemoryInput& input, int64_t row,
+                    FastStream* stream, std::vector<MemoryRecord>* records) const;
   void update_stream(Run& run, const Layer& layer, int index, int64_t row, FastStream* stream,
                      int64_t pairs, std::vector<MemoryRecord>* records) const;
   std::array<Tensor, 6> stream_mlp(Run& run, const Layer& layer, const FastStream& stream) const;

@@ -88,8 +88,9 @@ void pkm_specs(const ModelConfig& c, const std::string& at, Table* table) {
   const double out_std = 1 / std::sqrt(static_cast<double>(d));
   table->table(at + "keys", 2 * p.heads * p.n_subkeys, p.key_dim / 2,
                uniform(1 / std::sqrt(static_cast<double>(p.key_dim))));
-  table->table(at + "values.weight", p.slots(), p.value_dim,
-               normal(1 / std::sqrt(static_cast<double>(p.value_dim))));
+  // Looked up too, but so often that 16 bits are worth a copy.
+  table->matrix(at + "values.weight", p.slots(), p.value_dim,
+                normal(1 / std::sqrt(static_cast<double>(p.value_dim))));
   table->linear(at + "value_proj", d, p.value_dim, normal(out_std));
   table->linear(at + "swilu_projection", p.value_dim, d, normal(out_std));
   table->linear(at + "query_proj.query_mlps.0", width, d,
@@ -221,6 +222,7 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
           "weights that get gradients are written, so they cannot stay in {}",
           file_ == nullptr ? "" : file_->path().string());
   pool_.set_dry(dry);
+  rounded_from_.resize(specs_.size());
   // Where a weight lies: in the file, or in one of the blocks. A half one of a model in training
   // lies in both.
   const DType wide = device.wide();
@@ -229,7 +231,10 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
   const auto in_values = [&](size_t p) {
     return in_file[p] == nullptr && (gradients || !is_half(specs_[p]));
   };
-  size_t values = 0, halves = 0, grads = 0;
+  const auto is_table = [&](const ParameterSpec& spec) {
+    return spec.fast && spec.name.ends_with("fwpkm.values");
+  };
+  size_t values = 0, halves = 0, grads = 0, tables = 0;
   for (size_t p = 0; p < specs_.size(); ++p) {
     const size_t size = padded(specs_[p].shape.size());
     in_file.push_back(find_mapped(specs_[p]));
@@ -239,6 +244,14 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
     values += in_values(p) ? size : 0;
     halves += is_half(specs_[p]) ? size : 0;
     grads += specs_[p].fast ? 0 : size;
+    tables += is_table(specs_[p]) ? size : 0;
+  }
+  if (device.kind == DeviceKind::kCuda && !dry && tables > 0) {
+    // Gradients come with two more numbers of the optimizer.
+    const size_t all = (values + (gradients ? 3 * grads : 0)) * dtype_size(wide) +
+                       halves * dtype_size(device.real);
+    place_tables(tables * dtype_size(wide), all);
+    values -= tables_ ? tables : 0;
   }
   // Hands out the parts of a block in order.
   struct Parts {
@@ -257,6 +270,7 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
       return View(spec.name.c_str(), at, dtype, kind, spec.shape);
     }
   };
+  void* table = tables_.get();
   Parts wide_parts(pool_, values, wide), half_parts(pool_, halves, device.real),
       grad_parts(pool_, gradients ? grads : 0, wide);
   values_ = wide_parts.block;
@@ -268,6 +282,9 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
     View value, grad;
     if (mapped_[p]) {
       value = View(spec.name.c_str(), in_file[p], wide, device.kind, spec.shape);
+    } else if (tables_ && is_table(spec)) {
+      value = View(spec.name.c_str(), table, wide, device.kind, spec.shape);
+      table = static_cast<std::byte*>(table) + padded(spec.shape.size()) * dtype_size(wide);
     } else if (in_values(p)) {
       value = wide_parts.next(spec, device.kind);
     }
@@ -284,6 +301,26 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
   if (!dry) {
     zero_gradients();
   }
+}
+
+void Parameters::place_tables(size_t bytes, size_t all) {
+  const size_t free = cuda::free_bytes();
+  if (all < free) {
+    return;
+  }
+  void* data = cuda::allocate_pinned(bytes);
+  if (data == nullptr) {
+    throw OutOfMemory(fmt::format(
+        "[memory] the tables of fast weights have {} MiB; neither the GPU ({} MiB free) nor the "
+        "host has room for them; use fewer sub-keys or layers",
+        bytes >> 20, free >> 20));
+  }
+  tables_ = std::shared_ptr<void>(data, &cuda::release_pinned);
+  host_bytes_ = bytes;
+  fmt::print(stderr,
+             "note: the weights need {} MiB, {} MiB are free on the GPU; the tables of fast "
+             "weights ({} MiB) stay in the host's memory, which is slower\n",
+             all >> 20, free >> 20, bytes >> 20);
 }
 
 void* Parameters::find_mapped(const ParameterSpec& spec) const {

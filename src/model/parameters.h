@@ -25,7 +25,7 @@ struct ParameterSpec {
   Init init;
   bool decay = false;  // weight decay applies: matrices only
   bool fast = false;   // a fast weight: written by the memory, never by an optimizer
-  bool half = false;   // has 16 bits where activations have: what products multiply
+  bool half = false;   // has 16 bits where activations have: what products multiply, and PKM's rows
 };
 
 // In the order of the layers. Tied output weights are not listed twice.
@@ -57,14 +57,21 @@ class Parameters {
   // Makes the copies of masters anew.
   void refresh();
   bool mapped(size_t index) const { return mapped_[index]; }
+  // Of a weight that has 16 bits here: the fingerprint of the numbers it was rounded from, so that
+  // models of one file are told to be the same wherever they run; 0 if nobody gave one.
+  uint64_t rounded_from(size_t p) const { return rounded_from_[p]; }
+  void set_rounded_from(size_t p, uint64_t fingerprint) { rounded_from_[p] = fingerprint; }
   bool has_gradients() const { return static_cast<bool>(grads_); }
 
   void initialize(uint64_t seed);
   void zero_gradients();
   // Weights in memory of our own, and in the file.
   size_t value_bytes() const {
-    return (values_ ? values_->bytes() : 0) + (halves_ ? halves_->bytes() : 0);
+    return (values_ ? values_->bytes() : 0) + (halves_ ? halves_->bytes() : 0) + host_bytes_;
   }
+  // Of them, tables that do not fit on a GPU: they lie in the host's memory, where kernels read and
+  // write them.
+  size_t host_bytes() const { return host_bytes_; }
   size_t mapped_bytes() const { return mapped_bytes_; }
   size_t gradient_bytes() const { return grads_ ? grads_->bytes() : 0; }
 
@@ -72,6 +79,8 @@ class Parameters {
   // The tensor's bytes in the file, or null if they cannot be used as they are.
   void* find_mapped(const ParameterSpec& spec) const;
   void require_writable(size_t index) const;
+  // Takes memory of the host for the tables if `all` weights do not fit on the GPU.
+  void place_tables(size_t bytes, size_t all);
 
   Device device_;
   std::shared_ptr<const SafeTensors> file_;
@@ -80,9 +89,12 @@ class Parameters {
   std::vector<Tensor> tensors_;
   std::vector<View> stored_;
   std::vector<bool> mapped_;  // by index
+  std::vector<uint64_t> rounded_from_;
   size_t mapped_bytes_ = 0;
   std::map<std::string, size_t> index_;
   std::shared_ptr<Block> values_, halves_, grads_;
+  std::shared_ptr<void> tables_;  // in the host's memory
+  size_t host_bytes_ = 0;
 };
 
 }  // namespace fwpkm

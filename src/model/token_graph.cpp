@@ -1,5 +1,7 @@
 #include "model/token_graph.h"
 
+#include <algorithm>
+
 namespace fwpkm {
 namespace {
 
@@ -8,6 +10,15 @@ std::vector<const void*> places(const State& state) {
   for (const LayerState& layer : state.layers) {
     list.push_back(layer.delta.view().data);
     list.push_back(layer.tail.view().data);
+    for (const FastStream& stream : layer.fast) {
+      const auto add = [&](const Tensor& t) { list.push_back(t ? t.view().data : nullptr); };
+      const OverlayViews overlay =
+          stream.overlay.owners() > 0 ? stream.overlay.views() : OverlayViews();
+      for (const Tensor& t : {stream.keys, overlay.directory, overlay.pages, overlay.rows}) {
+        add(t);
+      }
+      std::for_each(stream.mlp.begin(), stream.mlp.end(), add);
+    }
   }
   return list;
 }
@@ -17,7 +28,7 @@ std::vector<const void*> places(const State& state) {
 bool TokenGraph::can(const Model& model) {
   const ModelConfig& config = model.config();
   for (int l = 0; l < config.layers; ++l) {
-    if (config.mixer(l) != Mixer::kGdn || config.has_fwpkm(l) || config.has_fwmlp(l)) {
+    if (config.mixer(l) != Mixer::kGdn) {
       return false;
     }
   }
@@ -37,7 +48,8 @@ TokenGraph::~TokenGraph() {
   cuda::release_pinned(slots_);
 }
 
-const Tensor& TokenGraph::read(State& state, int32_t token) {
+const Tensor& TokenGraph::read(State& state, int32_t token, bool learn,
+                               std::vector<MemoryRecord>* records) {
   Run run(pool_);
   state.own(run, false);
   if (places(state) != recorded_) {
@@ -55,19 +67,24 @@ const Tensor& TokenGraph::read(State& state, int32_t token) {
   const auto work = [&] {
     ForwardOptions options;
     options.states = {&state};
+    inputs_.clear();
+    options.inputs = &inputs_;
     hidden_ = model_.hidden(run, token_, options);
   };
   if (!ran_) {
     work();  // settles memory
     ran_ = true;
-    return hidden_;
-  }
-  if (graph_) {
-    ++state.position;  // all else that a token changes is on the GPU
   } else {
-    graph_ = std::make_unique<cuda::Graph>(work);
+    if (graph_) {
+      ++state.position;  // all else that a token changes is on the GPU
+    } else {
+      graph_ = std::make_unique<cuda::Graph>(work);
+    }
+    graph_->launch();
   }
-  graph_->launch();
+  if (learn) {
+    model_.learn(run, inputs_, &state, records);
+  }
   return hidden_;
 }
 

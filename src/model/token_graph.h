@@ -11,15 +11,16 @@ namespace fwpkm {
 
 class TokenGraph {
  public:
-  // Whether a token's work is the same wherever the stream stands: on a GPU, without attention and
-  // without fast weights.
+  // Whether a token's work is the same wherever the stream stands: on a GPU, without attention.
   static bool can(const Model& model);
 
   explicit TokenGraph(const Model& model);
   ~TokenGraph();
 
-  // Reads a token on top of the state. Hidden state [1, 1, D], good until the next call.
-  const Tensor& read(State& state, int32_t token);
+  // Reads a token on top of the state; with `learn`, memories queue it, and write when a chunk is
+  // full. Hidden state [1, 1, D], good until the next call; so are records of updates.
+  const Tensor& read(State& state, int32_t token, bool learn,
+                     std::vector<MemoryRecord>* records = nullptr);
 
  private:
   static constexpr int kSlots = 64;  // tokens on their way to the GPU
@@ -27,7 +28,8 @@ class TokenGraph {
   const Model& model_;
   Pool pool_;  // its blocks are the graph's: nobody else gets any
   Tensor token_, hidden_;
-  int32_t* slots_;  // pinned
+  std::vector<MemoryInput> inputs_;  // of the token
+  int32_t* slots_;                   // pinned
   int next_ = 0;
   std::vector<const void*> recorded_;  // where the state lay
   std::unique_ptr<cuda::Graph> graph_;

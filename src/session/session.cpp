@@ -103,11 +103,10 @@ void Session::read(std::span<Session* const> sessions,
     history = history || sessions[i]->keeps_history();
   }
   options.records = watch.memory || (history && learn) ? &records : nullptr;
-  TokenGraph* const graph = all.size() == 1 && options.records == nullptr && !watch.losses
-                                ? sessions[0]->token_graph()
-                                : nullptr;
+  TokenGraph* const graph =
+      all.size() == 1 && !watch.memory && !watch.losses ? sessions[0]->token_graph() : nullptr;
   const Tensor h = graph != nullptr
-                       ? graph->read(sessions[0]->now_.state, all[0])
+                       ? graph->read(sessions[0]->now_.state, all[0], learn, options.records)
                        : model.hidden(run, run.from_host("tokens", {batch, count}, all), options);
   if (watch.losses) {
     watch_losses(run, sessions, tokens, h, watch, numbers);
@@ -192,13 +191,13 @@ void Session::record(const MemoryRecord& record) {
   const auto layer = static_cast<size_t>(record.layer);
   const FwpkmSettings step = fwpkm_settings(model_->config());
   const int64_t pairs = record.fwpkm.slots.dim(1), reads = record.fwpkm.slots.dim(2);
-  const int32_t* slots = record.fwpkm.slots.view().ptr<int32_t>();
+  const std::vector<int32_t> slots = ints_to_host(record.fwpkm.slots.view());
   const std::vector<double> weights = to_host(record.fwpkm.weights.view());
   const std::vector<double> gates =
       record.strengths ? to_host(record.strengths.view()) : std::vector<double>();
   std::unordered_map<int32_t, int> reads_of;
   for (int64_t i = 0; i < pairs * reads; ++i) {
-    ++reads_of[slots[i]];
+    ++reads_of[slots[static_cast<size_t>(i)]];
   }
   // Tokens that were read when the update came, however the stream was cut into calls.
   const int64_t known = record.first + pairs + model_->config().fwpkm.lookahead - now_.first;
@@ -222,7 +221,7 @@ void Session::record(const MemoryRecord& record) {
       write.tokens[i] = there ? now_.tokens[static_cast<size_t>(place)] : -1;
     }
     for (int64_t i = 0; i < reads; ++i) {
-      const int32_t slot = slots[t * reads + i];
+      const int32_t slot = slots[static_cast<size_t>(t * reads + i)];
       write.strength = static_cast<float>(eta * gate * w[i] / reads_of[slot]);
       SlotHistory history = SlotHistory::at(now_.history[layer].find(0, slot));
       history.push(write);

@@ -1,7 +1,7 @@
 // Looking into sessions: who wrote what, what differs, and taking it back.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <span>
 
 #include "session/session.h"
 
@@ -16,7 +16,7 @@ std::vector<double> numbers(const void* row, const View& table) {
   return to_host(View("row", const_cast<void*>(row), table.dtype, table.device, {table.dim(1)}));
 }
 
-double length(const std::vector<double>& a, const std::vector<double>& b) {
+double length(std::span<const double> a, std::span<const double> b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     const double d = a[i] - (b.empty() ? 0 : b[i]);
@@ -52,7 +52,7 @@ std::vector<int32_t> Session::written(int layer) const {
   check_layer(layer);
   const auto& fast = now_.state.layers[static_cast<size_t>(layer)].fast;
   if (!fast.empty() && fast[0].overlay.owners() > 0) {
-    fast[0].overlay.for_each(0, [&](int32_t slot, const std::byte*) { slots.push_back(slot); });
+    fast[0].overlay.for_numbers(0, [&](int32_t slot, int32_t) { slots.push_back(slot); });
   }
   return slots;
 }
@@ -116,21 +116,21 @@ SessionDiff Session::diff(const Session& before, const Session& after) {
     const View& table = before.model_->parameters().at(name + "values").view();
     const FastStream& a = before.now_.state.layers[static_cast<size_t>(l)].fast[0];
     const FastStream& b = after.now_.state.layers[static_cast<size_t>(l)].fast[0];
-    const size_t row_bytes = a.overlay.row_bytes();
     const std::vector<int32_t> had = before.written(l), has = after.written(l);
     std::vector<int32_t> either;
     std::set_union(had.begin(), had.end(), has.begin(), has.end(), std::back_inserter(either));
     for (const int32_t slot : either) {
-      const auto* base = static_cast<const std::byte*>(table.data) + slot * row_bytes;
+      const void* base = table.slice(0, slot, slot + 1).data;
       const std::byte* row_a = a.overlay.find(0, slot);
       const std::byte* row_b = b.overlay.find(0, slot);
-      // Forks share rows that neither has changed.
-      if (row_a != nullptr && row_b != nullptr &&
-          (row_a == row_b || std::memcmp(row_a, row_b, row_bytes) == 0)) {
+      if (row_a == row_b) {  // forks share rows that neither has changed
         continue;
       }
       const std::vector<double> from = numbers(row_a != nullptr ? row_a : base, table);
       const std::vector<double> to = numbers(row_b != nullptr ? row_b : base, table);
+      if (row_a != nullptr && row_b != nullptr && from == to) {
+        continue;
+      }
       SlotChange change;
       change.layer = l;
       change.slot = slot;
@@ -146,11 +146,13 @@ SessionDiff Session::diff(const Session& before, const Session& after) {
     const View& base = before.model_->parameters().at(name + "keys").view();
     const View& keys_a = a.keys ? a.keys.view() : base;
     const View& keys_b = b.keys ? b.keys.view() : base;
-    for (int64_t k = 0; k < base.dim(0) && keys_a.data != keys_b.data; ++k) {
-      const View x = keys_a.slice(0, k, k + 1), y = keys_b.slice(0, k, k + 1);
-      if (std::memcmp(x.data, y.data, static_cast<size_t>(x.bytes())) != 0) {
-        ++keys.moved;
-        keys.furthest = std::max(keys.furthest, length(to_host(y), to_host(x)));
+    if (keys_a.data != keys_b.data) {
+      const std::vector<double> x = to_host(keys_a), y = to_host(keys_b);
+      const auto width = static_cast<size_t>(base.dim(1));
+      for (size_t at = 0; at < x.size(); at += width) {
+        const double way = length(std::span(y).subspan(at, width), std::span(x).subspan(at, width));
+        keys.moved += way != 0 ? 1 : 0;
+        keys.furthest = std::max(keys.furthest, way);
       }
     }
     result.keys.push_back(keys);

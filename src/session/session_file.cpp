@@ -71,18 +71,18 @@ struct SessionFile {
 
   // Rows of one layer that any snapshot has: each once.
   struct SharedRows {
-    std::unordered_map<int32_t, int32_t> numbers;  // in the arena -> in the file
-    std::vector<const std::byte*> rows;
-    size_t row_bytes = 0;
+    std::unordered_map<int32_t, int32_t> places;  // number in the arena -> in the file
+    std::vector<int32_t> numbers;
+    std::shared_ptr<RowArena> arena;
 
     // Slot and number in the file, for each row of an overlay.
     std::vector<int32_t> index(const Overlay& overlay) {
       std::vector<int32_t> list;
-      row_bytes = overlay.row_bytes();
+      arena = overlay.arena();
       overlay.for_numbers(0, [&](int32_t slot, int32_t number) {
-        const auto [it, fresh] = numbers.emplace(number, static_cast<int32_t>(rows.size()));
+        const auto [it, fresh] = places.emplace(number, static_cast<int32_t>(numbers.size()));
         if (fresh) {
-          rows.push_back(overlay.arena()->row(number));
+          numbers.push_back(number);
         }
         list.push_back(slot);
         list.push_back(it->second);
@@ -91,11 +91,28 @@ struct SessionFile {
     }
     void write(SectionWriter* writer, const std::string& name) const {
       const auto source = [this](const SectionWriter::Sink& sink) {
-        for (const std::byte* row : rows) {
-          sink(row, row_bytes);
+        if (arena->on_gpu()) {
+          sink_fetched(sink);
+          return;
+        }
+        for (const int32_t number : numbers) {
+          sink(arena->row(number), arena->row_bytes());
         }
       };
       writer->add(name, source, true);
+    }
+
+   private:
+    void sink_fetched(const SectionWriter::Sink& sink) const {
+      constexpr size_t kRows = 4096;
+      std::vector<std::byte> rows;
+      for (size_t first = 0; first < numbers.size(); first += kRows) {
+        const auto some =
+            std::span(numbers).subspan(first, std::min(kRows, numbers.size() - first));
+        rows.resize(some.size() * arena->row_bytes());
+        arena->fetch(some, rows.data());
+        sink(rows.data(), rows.size());
+      }
     }
   };
 

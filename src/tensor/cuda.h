@@ -17,6 +17,7 @@ bool built();
 int devices();
 // "NVIDIA H200, 139.8 GiB"
 std::string describe();
+// What this process may still take: what is free, within FWPKM_GPU_MEMORY.
 size_t free_bytes();
 
 // Memory of the GPU; null if there is not enough.
@@ -36,13 +37,34 @@ void convert(const View& from, const View& to);
 // Waits until all that the calling thread asked for is done; errors of kernels show here.
 void synchronize();
 
-// Memory of the host that copies to and from the GPU need not wait for; null if there is none left.
+// Memory of the host that kernels can use too, slowly, and that copies to and from the GPU need not
+// wait for; null if there is none left.
 void* allocate_pinned(size_t bytes);
 void release_pinned(void* data) noexcept;
 // Copies that only join the queue: `host` is pinned memory, which must stay as it is until they are
 // done.
 void send(void* to, const void* host, size_t bytes);
 void fetch(void* host, const void* from, size_t bytes);
+
+// A part of the GPU's addresses, filled with memory from the front: what lies there never moves.
+class AddressSpace {
+ public:
+  AddressSpace() = default;
+  ~AddressSpace() { drop(); }
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  // Makes sure that there is memory behind the first `bytes`; false if the GPU has not enough.
+  bool grow(size_t bytes);
+  // Gives all memory back, once the calling thread's kernels are done; addresses too.
+  void drop();
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;  // with memory
+};
 
 // The kernels and copies of a piece of work, recorded once and then started as one.
 class Graph {

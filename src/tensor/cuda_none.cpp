@@ -57,6 +57,10 @@ void send(void*, const void*, size_t) {
 void fetch(void*, const void*, size_t) {
   none();
 }
+bool AddressSpace::grow(size_t) {
+  none();
+}
+void AddressSpace::drop() {}
 Graph::Graph(const std::function<void()>&) {
   none();
 }

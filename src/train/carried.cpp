@@ -59,12 +59,12 @@ void CarriedMemory::start_batch(const std::vector<bool>& continues) {
 
 void CarriedMemory::save(const std::filesystem::path& path) const {
   SafeTensorsWriter writer(path);
-  const DType real = pool_.device().real;
+  const DType real = pool_.device().wide();
   for (size_t l = 0; l < layers_.size(); ++l) {
     const Overlay& overlay = layers_[l].overlay;
     for (int64_t r = 0; r < overlay.owners(); ++r) {
       int64_t count = 0;
-      overlay.for_each(r, [&](int32_t, const std::byte*) { ++count; });
+      overlay.for_numbers(r, [&](int32_t, int32_t) { ++count; });
       writer.declare(row_name(l, r, "values"), real, {count, overlay.width()});
       writer.declare(row_name(l, r, "slots"), DType::kI32, {count});
     }
@@ -84,9 +84,10 @@ void CarriedMemory::save(const std::filesystem::path& path) const {
       writer.append(row_name(l, r, "slots"), slots);
     }
     for (size_t i = 0; i < layers_[l].mlp.size() && layers_[l].mlp[0]; ++i) {
-      const View& view = layers_[l].mlp[i].view();
-      writer.append_raw(mlp_name(l, i), {static_cast<const std::byte*>(view.data),
-                                         static_cast<size_t>(view.bytes())});
+      read_on_host(layers_[l].mlp[i].view(), [&](const View& view) {
+        writer.append_raw(mlp_name(l, i), {static_cast<const std::byte*>(view.data),
+                                           static_cast<size_t>(view.bytes())});
+      });
     }
   }
   writer.commit();
@@ -94,7 +95,7 @@ void CarriedMemory::save(const std::filesystem::path& path) const {
 
 void CarriedMemory::load(const std::filesystem::path& path) {
   const SafeTensors file = SafeTensors::open(path);
-  const DType real = pool_.device().real;
+  const DType real = pool_.device().wide();
   const auto data = [&](const std::string& name, const Shape& shape) {
     require(file.info(name).dtype == real && file.info(name).shape == shape.list(), "run",
             "{}: {} is not {} {}", path.string(), name, dtype_name(real), shape.str());
@@ -121,7 +122,13 @@ void CarriedMemory::load(const std::filesystem::path& path) {
       const std::vector<int64_t>& dims = file.info(mlp_name(l, i)).shape;
       layers_[l].mlp[i] = run.make(kFwmlpNames[i], Shape(std::span(dims)), real);
       const View& view = layers_[l].mlp[i].view();
-      std::memcpy(view.data, data(mlp_name(l, i), view.shape), static_cast<size_t>(view.bytes()));
+      const std::byte* from = data(mlp_name(l, i), view.shape);
+      const auto bytes = static_cast<size_t>(view.bytes());
+      if (view.device == DeviceKind::kCuda) {
+        cuda::copy_in(view.data, from, bytes);
+      } else {
+        std::memcpy(view.data, from, bytes);
+      }
     }
   }
 }
