@@ -99,6 +99,69 @@ TEST(Dump, FindsAWrongNumber) {
   }
 }
 
+// A model with a memory whose file says what its tokens took: others can be made to take the same.
+TEST(Dump, CanBeReplayed) {
+  const TempDir dir;
+  const auto models = memory_models();
+  const auto tiny = std::find_if(models.begin(), models.end(),
+                                 [](const TinyModel& m) { return m.json.contains("fwpkm"); });
+  ASSERT_NE(tiny, models.end());
+  Model model(parse_config(tiny->json, "test"), Device::reference(), true);
+  model.parameters().initialize(3);
+  const auto tokens = tiny_tokens(2 * 20, model.config().vocab_size, 4);
+  const auto file = dir.path() / "dump.safetensors";
+  write_dump(model, tokens, 2, 19, file, {.gradients = true, .weights = true});
+  const GoldenResult same =
+      run_golden(file, Device::reference(), {.overrides = {}, .replay = true});
+  EXPECT_TRUE(same.ok);
+  EXPECT_EQ(same.equal_slots, same.slots);
+  EXPECT_EQ(same.slots, 2 * 19 * std::ssize(model.config().fwpkm.layers) *
+                            model.config().fwpkm.heads * model.config().fwpkm.topk);
+  EXPECT_EQ(run_golden(file, Device::reference()).slots, 0);
+
+  // Another selection in the file: it is taken, and the numbers are no longer the file's.
+  const SafeTensors from = SafeTensors::open(file);
+  const std::string name = fmt::format("selection.{}.ids", model.config().fwpkm.layers[0]);
+  const auto write = [&](const char* to_file, double number) {
+    SafeTensorsWriter to(dir.path() / to_file);
+    to.set_metadata("config", from.metadata().at("config"));
+    for (const TensorInfo& info : from.tensors()) {
+      to.declare(info.name, info.dtype, info.shape);
+    }
+    for (const TensorInfo& info : from.tensors()) {
+      if (info.name != name) {
+        to.append_raw(info.name, from.data(info.name));
+        continue;
+      }
+      std::vector<double> values(info.count());
+      from.read(info.name, values.data(), values.size());
+      values[0] = number;
+      to.append(info.name, std::span<const double>(values));
+    }
+    to.commit();
+    return dir.path() / to_file;
+  };
+  std::vector<double> ids(from.info(name).count());
+  from.read(name, ids.data(), ids.size());
+  const auto taken = ids.begin() + model.config().fwpkm.topk;
+  double other = 0;
+  while (std::find(ids.begin(), taken, other) != taken) {
+    ++other;
+  }
+  EXPECT_FALSE(run_golden(write("other.safetensors", other), Device::reference(),
+                          {.overrides = {}, .replay = true})
+                   .ok);
+  const auto outside = write("outside.safetensors", 1e6);
+  expect_error([&] { run_golden(outside, Device::reference(), {.overrides = {}, .replay = true}); },
+               "which is not a number below");
+
+  Model plain(parse_config(tiny_models()[0].json, "test"), Device::reference(), false);
+  plain.parameters().initialize(3);
+  EXPECT_FALSE(plain.config().has_any_fwpkm());
+  write_dump(plain, tokens, 2, 19, file, {.gradients = false, .weights = true});
+  EXPECT_TRUE(run_golden(file, Device::reference(), {.overrides = {}, .replay = true}).ok);
+}
+
 TEST(Tokens, AreReadAndChecked) {
   const TempDir dir;
   const auto file = dir.path() / "tokens.txt";

@@ -211,6 +211,22 @@ TEST_F(Haystacks, WorkWithoutSpaces) {
   EXPECT_EQ(all[0].needles.size(), 5u);
 }
 
+TEST_F(Haystacks, BecomeLessons) {
+  HaystackSettings settings;
+  settings.text = {text_file(made_up_text(10'000, 6))};
+  settings.lengths = {700};
+  settings.samples = 1;
+  settings.needles = 3;
+  const Haystack h = make(settings)[0];
+  const std::string lesson = h.lesson();
+  ASSERT_TRUE(lesson.starts_with(h.context));
+  const std::string told = lesson.substr(h.context.size());
+  EXPECT_NE(told.find(h.question + h.answer), std::string::npos) << told;
+  for (const Needle& needle : h.needles) {
+    EXPECT_NE(told.find(" " + needle.sentence), std::string::npos) << told;
+  }
+}
+
 TEST_F(Haystacks, ComeBackFromFiles) {
   HaystackSettings settings;
   settings.text = {text_file(made_up_text(10'000, 6))};

@@ -221,7 +221,7 @@ DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device
     }
     const double start = now_seconds();
     const int32_t token[] = {stream[static_cast<size_t>(i)]};
-    const Tensor h = graph ? graph->read(state, token[0])
+    const Tensor h = graph ? graph->read(state, token[0], true)
                            : model.hidden(run, run.from_host("token", {1, 1}, token), options);
     const Tensor logits = model.logits(run, h);
     const double first = to_host(logits.view().slice(2, 0, 1))[0];

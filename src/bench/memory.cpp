@@ -34,8 +34,15 @@ void fill(float* to, int64_t begin, int64_t end, double spread, uint64_t stream)
   });
 }
 
-void fill(const Tensor& t, double spread, uint64_t stream) {
-  fill(t.view().ptr<float>(), 0, t.view().size(), spread, stream);
+std::vector<float> drawn(int64_t count, double spread, uint64_t stream) {
+  std::vector<float> values(static_cast<size_t>(count));
+  fill(values.data(), 0, count, spread, stream);
+  return values;
+}
+
+// Puts numbers of the host into a tensor, whatever its type and device.
+void put(const Tensor& t, const std::vector<float>& values) {
+  copy_from_host(t.view(), std::vector<double>(values.begin(), values.end()));
 }
 
 // One size of table, as a contestant.
@@ -43,8 +50,11 @@ struct Contestant {
   int64_t n = 0;
   FwpkmSettings settings;
   Tensor q, keys, values;
+  std::vector<float> host_keys;
   MemoryBenchRow row;
+  double forward_seconds = 0, backward_seconds = 0;  // of the last pass
   std::vector<double> read, write, backward, value_write, value_backward;
+  std::vector<double> whole_forward, whole_backward;
 };
 
 class MemoryBench {
@@ -52,10 +62,10 @@ class MemoryBench {
   MemoryBench(const MemoryBenchOptions& options, Pool& pool)
       : options_(options), pool_(pool), run_(pool), time_(options.chunks * options.chunk) {
     const int64_t most = *std::max_element(options.subkeys.begin(), options.subkeys.end());
-    table_ = run_.make("values", {most * most, options.dv});
-    v_ = wanted(run_.make("v", {1, time_, options.dv}));
-    g_ = wanted(run_.make("g", {1, time_}));
-    dy_ = run_.make("dy", {1, time_, options.dv});
+    table_ = run_.make("values", {most * most, options.dv}, run_.wide());
+    v_ = wanted(run_.make("v", {options.batch, time_, options.dv}));
+    g_ = wanted(run_.make("g", {options.batch, time_}, run_.wide()));
+    dy_ = run_.make("dy", {options.batch, time_, options.dv});
     for (const int64_t n : options.subkeys) {
       Contestant who;
       who.n = who.row.n_subkeys = n;
@@ -64,8 +74,9 @@ class MemoryBench {
       who.settings.step = options.topk;
       who.settings.chunk = options.chunk;
       who.settings.lookahead = options.lookahead;
-      who.q = wanted(run_.make("q", {1, time_, options.dk}));
-      who.keys = run_.make("keys", {2 * n, options.dk / 2});
+      who.settings.shared = options.shared;
+      who.q = wanted(run_.make("q", {options.batch, time_, options.dk}));
+      who.keys = run_.make("keys", {2 * n, options.dk / 2}, run_.wide());
       who.values = Tensor::constant(table_.view().slice(0, 0, n * n));
       contestants_.push_back(std::move(who));
     }
@@ -75,23 +86,35 @@ class MemoryBench {
   size_t runs() const { return contestants_.size() * static_cast<size_t>(options_.runs + 1); }
 
   void start() {
-    fill(v_, 1, 1);
-    fill(dy_, 1, 2);
+    put(v_, drawn(v_.view().size(), 1, 1));
+    put(dy_, drawn(dy_.view().size(), 1, 2));
     const Random random(3, 4);
-    for (int64_t t = 0; t < time_; ++t) {
-      g_.view().ptr<float>()[t] = static_cast<float>(random.uniform_at(static_cast<uint64_t>(t)));
+    std::vector<float> gates;
+    for (int64_t t = 0; t < options_.batch * time_; ++t) {
+      gates.push_back(static_cast<float>(random.uniform_at(static_cast<uint64_t>(t))));
     }
+    put(g_, gates);
     for (Contestant& who : contestants_) {
-      fill(who.keys, key_spread(), 5);
+      who.host_keys = drawn(who.keys.view().size(), key_spread(), 5);
+      put(who.keys, who.host_keys);
     }
   }
 
   // Rows up to those of this size are there and touched afterwards.
   void grow_table(const Contestant& who) {
     const int64_t end = who.n * who.n * options_.dv;
-    if (end > filled_) {
-      fill(table_.view().ptr<float>(), filled_, end, 1 / std::sqrt(double(options_.dv)), 6);
-      filled_ = end;
+    const double spread = 1 / std::sqrt(double(options_.dv));
+    if (!on_gpu()) {
+      fill(table_.view().ptr<float>(), std::min(filled_, end), end, spread, 6);
+      filled_ = std::max(filled_, end);
+      return;
+    }
+    constexpr int64_t kPiece = int64_t{1} << 24;
+    std::vector<float> piece;
+    for (; filled_ < end; filled_ += std::ssize(piece)) {
+      piece = drawn(std::min(kPiece, end - filled_), spread, 6 + static_cast<uint64_t>(filled_));
+      cuda::copy_in(table_.view().ptr<float>() + filled_, piece.data(),
+                    piece.size() * sizeof(float));
     }
   }
 
@@ -99,19 +122,26 @@ class MemoryBench {
   void draw_queries(Contestant& who, int round) {
     const int64_t half = options_.dk / 2;
     const Random random(3, 100 + static_cast<uint64_t>(round));
-    fill(who.q, kNoise * key_spread(), 1000 + static_cast<uint64_t>(round));
-    float* q = who.q.view().ptr<float>();
-    const float* keys = who.keys.view().ptr<float>();
-    for (int64_t book = 0; book < 2 * time_; ++book) {  // by token, then codebook
-      const double drawn = random.uniform_at(static_cast<uint64_t>(book));
-      const int64_t key = book % 2 * who.n + static_cast<int64_t>(drawn * double(who.n));
+    std::vector<float> q =
+        drawn(who.q.view().size(), kNoise * key_spread(), 1000 + static_cast<uint64_t>(round));
+    for (int64_t book = 0; book < 2 * options_.batch * time_; ++book) {  // by token, then codebook
+      const double at = random.uniform_at(static_cast<uint64_t>(book));
+      const int64_t key = book % 2 * who.n + static_cast<int64_t>(at * double(who.n));
       for (int64_t i = 0; i < half; ++i) {
-        q[book * half + i] += keys[key * half + i];
+        q[static_cast<size_t>(book * half + i)] +=
+            who.host_keys[static_cast<size_t>(key * half + i)];
       }
     }
+    put(who.q, q);
   }
 
   void pass(Contestant& who) {
+    const auto now = [&] {
+      if (on_gpu() && !pool_.dry()) {
+        cuda::synchronize();
+      }
+      return now_seconds();
+    };
     for (const Tensor* t : {&who.q, &v_, &g_}) {
       t->node()->grad = View();
       t->node()->grad_storage.reset();
@@ -120,14 +150,22 @@ class MemoryBench {
     Tape tape;
     Run run(pool_, &tape);
     // The tape holds what backward needs; everything else may go.
+    const double start = now();
     const Tensor y = fwpkm_memory(run, who.q, v_, g_, who.keys, who.values, who.settings).output;
+    const double middle = now();
     tape.backward(pool_, y, dy_);
+    who.forward_seconds = middle - start;
+    who.backward_seconds = now() - middle;
   }
 
   void timed_pass(Contestant& who) {
-    const Profile profile;
+    const double tokens = static_cast<double>(options_.batch * time_);
     pass(who);
-    const auto us = [&](double ms) { return 1e3 * ms / static_cast<double>(time_); };
+    who.whole_forward.push_back(1e6 * who.forward_seconds / tokens);
+    who.whole_backward.push_back(1e6 * who.backward_seconds / tokens);
+    const Profile profile(on_gpu());
+    pass(who);
+    const auto us = [&](double ms) { return 1e3 * ms / tokens; };
     const auto phase = [&](const char* name) {
       const auto it = profile.phases().find(name);
       require(it != profile.phases().end(), "bench", "the kernels did not report {}", name);
@@ -146,6 +184,7 @@ class MemoryBench {
     t.node()->wants_grad = true;
     return t;
   }
+  bool on_gpu() const { return options_.device.kind == DeviceKind::kCuda; }
   // Sub-keys are uniform within 1/sqrt(dk), as they start in a model.
   double key_spread() const { return 1 / std::sqrt(3.0 * static_cast<double>(options_.dk)); }
 
@@ -159,8 +198,8 @@ class MemoryBench {
 };
 
 // No number from a red check.
-void require_sound_op() {
-  for (const CheckResult& r : check_values({kFwpkm.name, "", Device::cpu(), 1})) {
+void require_sound_op(Device device) {
+  for (const CheckResult& r : check_values({kFwpkm.name, "", device, 1})) {
     require(r.ok, "bench", "nothing was timed, because `fwpkm check {}` fails in case '{}': {}",
             r.op, r.name, r.detail);
   }
@@ -168,13 +207,16 @@ void require_sound_op() {
 
 // A rehearsal in which nothing is computed says how much memory it takes.
 void require_memory(const MemoryBenchOptions& options) {
-  Pool pool(Device::cpu());
+  Pool pool(options.device);
   pool.set_dry(true);
   MemoryBench bench(options, pool);
   for (Contestant& who : bench.contestants()) {
     bench.pass(who);
   }
-  const auto needed = static_cast<int64_t>(pool.held_bytes()), available = available_memory();
+  const auto needed = static_cast<int64_t>(pool.held_bytes());
+  const int64_t available = options.device.kind == DeviceKind::kCuda
+                                ? static_cast<int64_t>(cuda::free_bytes())
+                                : available_memory();
   require(needed < available, "bench",
           "n_subkeys={} needs {} MiB, but only {} MiB of memory are free; leave the largest out "
           "of --subkeys",
@@ -193,9 +235,9 @@ std::vector<MemoryBenchRow> bench_memory(const MemoryBenchOptions& options,
   }
   require_memory(options);
   progress("checking the op", 0);
-  require_sound_op();
+  require_sound_op(options.device);
 
-  Pool pool(Device::cpu());
+  Pool pool(options.device);
   MemoryBench bench(options, pool);
   bench.start();
   std::vector<Contestant>& all = bench.contestants();
@@ -217,7 +259,10 @@ std::vector<MemoryBenchRow> bench_memory(const MemoryBenchOptions& options,
         bench.timed_pass(who);
       } else {
         bench.pass(who);
-        who.row.rss_mb = static_cast<double>(resident_memory()) / (1 << 20);
+        const bool gpu = options.device.kind == DeviceKind::kCuda;
+        who.row.rss_mb = (gpu ? static_cast<double>(pool.held_bytes())
+                              : static_cast<double>(resident_memory())) /
+                         (1 << 20);
       }
     }
   }
@@ -228,6 +273,8 @@ std::vector<MemoryBenchRow> bench_memory(const MemoryBenchOptions& options,
     who.row.backward_us = median(who.backward);
     who.row.value_write_us = median(who.value_write);
     who.row.value_backward_us = median(who.value_backward);
+    who.row.whole_forward_us = median(who.whole_forward);
+    who.row.whole_backward_us = median(who.whole_backward);
     rows.push_back(who.row);
   }
   progress("done", 1);

@@ -17,13 +17,20 @@ struct MemoryBenchRow {
   double backward_us = 0;        // all of backward
   double value_write_us = 0;     // of write_us: errors, finding the slots touched, new rows
   double value_backward_us = 0;  // of backward_us: value writes and weighted sums
-  double rss_mb = 0;             // the process in memory once this size has run
+  // All of forward and of backward in a run that is not timed by parts: on a GPU parts then run
+  // side by side.
+  double whole_forward_us = 0, whole_backward_us = 0;
+  double rss_mb =
+      0;  // the process in memory once this size has run; of a GPU's memory, what it has
 };
 
 struct MemoryBenchOptions {
   std::vector<int64_t> subkeys = {256, 512, 1024, 2048};
   int runs = 21;  // timed runs of each size
-  // One sequence, the paper's sizes.
+  Device device = Device::cpu();
+  // Sequences, each with a memory of its own, of the paper's sizes.
+  int64_t batch = 1;
+  bool shared = false;  // all sequences write one memory
   int64_t chunks = 8, chunk = 512, dk = 512, dv = 512;
   int32_t topk = 8, lookahead = 1;
 };

@@ -29,7 +29,7 @@ struct Outputs {
 };
 
 Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int64_t batch,
-                  int64_t seq, bool gradients) {
+                  int64_t seq, bool gradients, std::span<const FwpkmSelection> selections = {}) {
   require_tokens(tokens, model.config(), false);
   const InputsAndLabels split = split_labels(tokens, batch, seq);
   Outputs outputs;
@@ -42,6 +42,7 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
   run.trace = keep;
   ForwardOptions options;
   options.records = &outputs.records;
+  options.selections = selections;
   const Shape shape = {batch, seq};
   const Tensor inputs = run.from_host("tokens", shape, split.inputs);
   const Tensor labels = run.from_host("labels", shape, split.labels);
@@ -58,6 +59,52 @@ Outputs run_model(Model& model, Pool& pool, std::span<const int32_t> tokens, int
     tape.backward(pool, loss, run.from_host("seed", {1}, one));
   }
   return outputs;
+}
+
+// What the tokens of the file took, layer by layer.
+std::vector<FwpkmSelection> read_selections(const SafeTensors& file, const ModelConfig& config,
+                                            Run& run) {
+  std::vector<FwpkmSelection> all(static_cast<size_t>(config.layers));
+  for (const int layer : config.fwpkm.layers) {
+    const auto read = [&](const char* what, int64_t limit) {
+      const std::string name = fmt::format("selection.{}.{}", layer, what);
+      require(file.has(name), "golden",
+              "{} has no '{}', so there is nothing to replay; `fwpkm run --dump` writes it",
+              file.path().string(), name);
+      std::vector<double> numbers(file.info(name).count());
+      file.read(name, numbers.data(), numbers.size());
+      std::vector<int32_t> list;
+      for (const double x : numbers) {
+        require(x >= 0 && x < static_cast<double>(limit) && x == std::floor(x), "golden",
+                "{}: {} holds {}, which is not a number below {}", file.path().string(), name, x,
+                limit);
+        list.push_back(static_cast<int32_t>(x));
+      }
+      return run.from_host("selection", Shape(std::span(file.info(name).shape)), list);
+    };
+    const FwpkmConfig& f = config.fwpkm;
+    all[static_cast<size_t>(layer)] = {read("ids", f.n_subkeys), read("picks", f.topk * f.topk)};
+  }
+  return all;
+}
+
+// Adds up how many of the slots that heads of tokens read are among those that the file's did.
+void count_slots(const SafeTensors& file, const ModelConfig& config, const Outputs& outputs,
+                 GoldenResult* result) {
+  for (const int layer : config.fwpkm.layers) {
+    const std::string name = fmt::format("trace.{}.slots", layer);
+    const std::vector<double>& ours = outputs.values.at(name);
+    std::vector<double> theirs(file.info(name).count());
+    file.read(name, theirs.data(), theirs.size());
+    require(ours.size() == theirs.size(), "golden", "{}: {} has {} slots, but the model reads {}",
+            file.path().string(), name, theirs.size(), ours.size());
+    const int64_t k = config.fwpkm.topk;
+    for (size_t i = 0; i < ours.size(); ++i) {
+      const auto first = theirs.begin() + static_cast<int64_t>(i) / k * k;
+      result->equal_slots += std::find(first, first + k, ours[i]) != first + k ? 1 : 0;
+      ++result->slots;
+    }
+  }
 }
 
 class Comparison {
@@ -170,13 +217,13 @@ TokenRows read_token_rows(const std::filesystem::path& path) {
 }
 
 GoldenResult run_golden(const std::filesystem::path& path, Device device,
-                        std::span<const std::string> overrides) {
+                        const GoldenOptions& options) {
   const SafeTensors file = SafeTensors::open(path);
   const auto config_text = file.metadata().find("config");
   require(config_text != file.metadata().end(), "golden",
           "{} has no metadata 'config'; it is not a file of this kind", path.string());
-  ModelConfig config =
-      parse_config(parse_json_text(config_text->second, path.string()), path.string(), overrides);
+  ModelConfig config = parse_config(parse_json_text(config_text->second, path.string()),
+                                    path.string(), options.overrides);
   const TokenRows rows = read_token_rows(path);
   GoldenResult result;
   result.config_name = config.name;
@@ -187,14 +234,23 @@ GoldenResult run_golden(const std::filesystem::path& path, Device device,
   Model model(std::move(config), device, gradients);
   load_parameters(file, "weight.", model.config(), &model.parameters());
   Pool pool(device);
-  const Outputs outputs =
-      run_model(model, pool, rows.tokens, rows.rows, rows.length - 1, gradients);
+  const auto run = [&](bool with_gradients, std::span<const FwpkmSelection> selections) {
+    return run_model(model, pool, rows.tokens, rows.rows, rows.length - 1, with_gradients,
+                     selections);
+  };
+  std::vector<FwpkmSelection> selections;
+  Run plain(pool);
+  if (options.replay) {
+    selections = read_selections(file, model.config(), plain);
+    count_slots(file, model.config(), run(false, {}), &result);
+  }
+  const Outputs outputs = run(gradients, selections);
   commit(outputs.records, model.config(), &model.parameters());
 
   Comparison comparison(file);
   for (const TensorInfo& info : file.tensors()) {
     const std::string& name = info.name;
-    if (name.starts_with("weight.") || name == "token_ids") {
+    if (name.starts_with("weight.") || name.starts_with("selection.") || name == "token_ids") {
       continue;
     }
     if (name.starts_with("grad.")) {
@@ -214,7 +270,9 @@ GoldenResult run_golden(const std::filesystem::path& path, Device device,
   result.groups = comparison.groups();
   result.ok = !result.groups.empty() &&
               std::all_of(result.groups.begin(), result.groups.end(),
-                          [&](const GoldenGroup& g) { return g.error <= result.limit; });
+                          [&](const GoldenGroup& g) { return g.error <= result.limit; }) &&
+              static_cast<double>(result.equal_slots) >=
+                  GoldenOptions::kEqualSlots * static_cast<double>(result.slots);
   return result;
 }
 

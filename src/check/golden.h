@@ -2,7 +2,8 @@
 //
 // Such a file holds, beside the config in its metadata: weight.* (before the run), token_ids
 // [B, T+1] (inputs are the first T, labels the last T), logits, loss, grad.*, trace.* and
-// fast_after.* (the fast weights after the run).
+// fast_after.* (the fast weights after the run). Files of ours also hold selection.*: which
+// sub-keys and slots each token took.
 #pragma once
 
 #include <filesystem>
@@ -27,11 +28,21 @@ struct GoldenResult {
   double limit = 0;  // 1e-9 on the reference device, 1e-4 in float
   bool ok = false;
   std::vector<GoldenGroup> groups;
+  // Of a replay: how many slots were read, and how many of them the file's run had read too, before
+  // it was told which to take.
+  int64_t slots = 0, equal_slots = 0;
 };
 
-// `overrides` are "key=value" for the file's config.
+struct GoldenOptions {
+  std::vector<std::string> overrides;  // "key=value" for the file's config
+  // Numbers are those of a run that takes the file's selections instead of its own: rounding may
+  // choose another one of two slots that are about as good. At least kEqualSlots of its own must be
+  // the same all the same.
+  bool replay = false;
+  static constexpr double kEqualSlots = 0.999;
+};
 GoldenResult run_golden(const std::filesystem::path& file, Device device,
-                        std::span<const std::string> overrides = {});
+                        const GoldenOptions& options = {});
 
 struct DumpOptions {
   bool gradients = false;

@@ -125,35 +125,38 @@ int run_stream(const StreamArguments& a, const Common& common) {
   return 0;
 }
 
-int run_memory(const MemoryBenchOptions& options, const Common& common) {
-  require(common.parsed_device().kind == DeviceKind::kCpu, "bench",
-          "only the CPU kernels can be timed by parts; leave --device out");
+int run_memory(MemoryBenchOptions options, const Common& common) {
+  options.device = common.parsed_device();
+  require(options.device.kind != DeviceKind::kReference, "bench",
+          "the reference cannot be timed by parts; use --device cpu or cuda");
   Progress bar("bench memory");
   const auto results =
       bench_memory(options, [&](const std::string& what, double done) { bar.update(done, what); });
   bar.finish();
-  std::vector<std::vector<std::string>> rows = {{"n_subkeys", "slots", "read us", "write us",
-                                                 "backward us", "value write us",
-                                                 "value backward us", "RSS MiB"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"n_subkeys", "slots", "read us", "write us", "backward us", "value write us",
+       "value backward us", "whole forward us", "whole backward us", "RSS MiB"}};
   const auto line = [&](const std::string& name, const std::string& slots, int digits,
                         const MemoryBenchRow& r, const std::string& rss) {
     rows.push_back({name, slots});
-    for (const double x :
-         {r.read_us, r.write_us, r.backward_us, r.value_write_us, r.value_backward_us}) {
+    for (const double x : {r.read_us, r.write_us, r.backward_us, r.value_write_us,
+                           r.value_backward_us, r.whole_forward_us, r.whole_backward_us}) {
       rows.back().push_back(fmt::format("{:.{}f}", x, digits));
     }
     rows.back().push_back(rss);
   };
   nlohmann::json json = nlohmann::json::array();
   for (const MemoryBenchRow& r : results) {
-    line(std::to_string(r.n_subkeys), std::to_string(r.n_subkeys * r.n_subkeys), 2, r,
-         fmt::format("{:.0f}", r.rss_mb));
+    line(std::to_string(r.n_subkeys), std::to_string(r.n_subkeys * r.n_subkeys),
+         options.device.kind == DeviceKind::kCuda ? 4 : 2, r, fmt::format("{:.0f}", r.rss_mb));
     json.push_back({{"n_subkeys", r.n_subkeys},
                     {"read_us", r.read_us},
                     {"write_us", r.write_us},
                     {"backward_us", r.backward_us},
                     {"value_write_us", r.value_write_us},
                     {"value_backward_us", r.value_backward_us},
+                    {"whole_forward_us", r.whole_forward_us},
+                    {"whole_backward_us", r.whole_backward_us},
                     {"rss_mb", r.rss_mb}});
   }
   if (results.size() > 1) {
@@ -164,6 +167,8 @@ int run_memory(const MemoryBenchOptions& options, const Common& common) {
     growth.backward_us = b.backward_us / a.backward_us;
     growth.value_write_us = b.value_write_us / a.value_write_us;
     growth.value_backward_us = b.value_backward_us / a.value_backward_us;
+    growth.whole_forward_us = b.whole_forward_us / a.whole_forward_us;
+    growth.whole_backward_us = b.whole_backward_us / a.whole_backward_us;
     line("last / first",
          fmt::format("{:.1f}", static_cast<double>(b.n_subkeys * b.n_subkeys) /
                                    static_cast<double>(a.n_subkeys * a.n_subkeys)),
@@ -262,15 +267,21 @@ void add_bench(CLI::App& app) {
   sub = bench->add_subcommand(
       "memory",
       "The fast-weight memory alone, over tables of several sizes; sizes take turns. Microseconds "
-      "per token of one sequence of 8 chunks of 512, values and queries of 512, 8 slots read. "
+      "per token of sequences of 8 chunks of 512, values and queries of 512, 8 slots read. "
       "read: scores, selection, weighted sums of rows. write: what writing adds, values and "
       "sub-keys. backward: all of it. value write, value backward: of those, the parts on value "
-      "rows (the rest is sub-keys). RSS: the process once that size has run");
+      "rows (the rest is sub-keys). whole: not timed by parts, which on a GPU run side by side. "
+      "RSS: the process once that size has run; on a GPU, its memory "
+      "there");
   sub->add_option("--subkeys", memory->subkeys, "Sub-keys per codebook; a table has their square")
       ->type_name("N,N,...")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{8}, int64_t{46340}))
       ->capture_default_str();
+  sub->add_option("--batch", memory->batch, "Sequences, each with a memory of its own")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  sub->add_flag("--shared", memory->shared, "All sequences write one memory");
   sub->add_option("--runs", memory->runs, "Timed runs of each size; medians are printed")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

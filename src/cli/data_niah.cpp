@@ -14,6 +14,7 @@ namespace {
 struct Arguments {
   HaystackSettings settings;
   std::string tokenizer, out, unit = "tokens";
+  bool corpus = false;
   std::vector<std::string> lengths = {"4K"};
 };
 
@@ -44,7 +45,9 @@ int run(Arguments a, const Common& common) {
   Haystack haystack;
   int64_t made = 0, tokens = 0;
   while (maker.next(&haystack)) {
-    const std::string line = haystack.json().dump() + "\n";
+    const nlohmann::json object =
+        a.corpus ? nlohmann::json{{"text", haystack.lesson()}} : haystack.json();
+    const std::string line = object.dump() + "\n";
     file.write(line.data(), line.size());
     ++made;
     tokens += haystack.tokens;
@@ -102,6 +105,10 @@ void add_data_niah(CLI::App* data) {
   sub->add_option("--unit", a->unit, "What lengths count")
       ->check(CLI::IsMember({"tokens", "words"}))
       ->capture_default_str();
+  sub->add_flag(
+      "--corpus", a->corpus,
+      "Write texts to train on, for `data encode`, instead: after each context all of its "
+      "needles are told again");
   command(sub, [a](const Common& common) { return run(*a, common); });
 }
 

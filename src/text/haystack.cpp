@@ -106,6 +106,14 @@ nlohmann::json Haystack::json() const {
           {"tokens", tokens},   {"unit", unit_name(unit)}};
 }
 
+std::string Haystack::lesson() const {
+  std::string text = context;
+  for (const Needle& needle : needles) {
+    text += " " + needle.sentence;
+  }
+  return text;
+}
+
 size_t needle_offset(const Needle& needle, size_t bytes) {
   return static_cast<size_t>(std::llround(needle.depth * static_cast<double>(bytes)));
 }

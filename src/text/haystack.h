@@ -46,6 +46,9 @@ struct Haystack {
 
   const Needle& asked() const;
   nlohmann::json json() const;
+  // A text to learn from: the context, then every needle told again, in the order in which they
+  // were drawn.
+  std::string lesson() const;
 };
 
 // Where in a context of `bytes` the sentence of a needle begins.
