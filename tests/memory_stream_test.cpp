@@ -32,6 +32,20 @@ class Stream {
     const Shape shape = {state_.batch, static_cast<int64_t>(tokens.size()) / state_.batch};
     return to_host(model_.hidden(run_, run_.from_host("tokens", shape, tokens), options).view());
   }
+  // The same, but what is to be learned is handed out first and given back afterwards, if at all.
+  Values read_then_learn(const std::vector<int32_t>& tokens, bool learn) {
+    std::vector<MemoryInput> inputs;
+    ForwardOptions options;
+    options.states = {&state_};
+    options.inputs = &inputs;
+    const Shape shape = {1, static_cast<int64_t>(tokens.size())};
+    const Values hidden =
+        to_host(model_.hidden(run_, run_.from_host("tokens", shape, tokens), options).view());
+    if (learn) {
+      model_.learn(run_, inputs, &state_);
+    }
+    return hidden;
+  }
   void flush() { model_.flush(run_, &state_); }
   void reset_mixers() { state_.reset_mixers(model_.config(), run_); }
   void reset_memory() { state_.reset_memory(model_.config(), run_); }
@@ -182,6 +196,24 @@ TEST_P(MemoryStreams, WriteThePairsOfALongerChunk) {
   };
   EXPECT_LE(relative_error(streamed, sequence(true)), 1e-10);
   EXPECT_GT(relative_error(streamed, sequence(false)), 1e-4);
+}
+
+// Token by token as a GPU's graph does it: reading does not touch the memories, learning comes
+// after.
+TEST_P(MemoryStreams, CanLearnAfterReading) {
+  const auto model = make(5, 1);
+  Stream a(*model), b(*model), c(*model);
+  for (const int32_t token : text(*model, 23, 38)) {
+    EXPECT_EQ(b.read_then_learn({token}, true), a.read({token}));
+    EXPECT_EQ(b.counts(), a.counts());
+    c.read_then_learn({token}, false);
+  }
+  EXPECT_EQ(b.weights(), a.weights());
+  for (const Counts& counts : c.counts()) {
+    EXPECT_EQ(counts, (Counts{0, 0, 0}));
+  }
+  Stream two(*model, 2);
+  EXPECT_THROW(two.read_then_learn({1, 2}, true), Error);
 }
 
 TEST_P(MemoryStreams, FlushWritesAllCompletePairsAtOnce) {

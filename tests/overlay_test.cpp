@@ -59,6 +59,24 @@ TEST(Overlay, KeepsRowsOfEachOwner) {
   EXPECT_EQ(overlay.rows(), 3);
 }
 
+TEST(Overlay, GivesNewRowsTheirPlace) {
+  Overlay a(1, 4, 2, Device::cpu());
+  const float first[] = {1, 2}, second[] = {3, 4};
+  const int32_t number = a.renew(0, 5);
+  EXPECT_EQ(a.number(0, 5), number);
+  EXPECT_EQ(a.renew(0, 5), number);  // nobody else has it
+  a.arena()->fill(number, first);
+  Overlay fork = a;
+  const int32_t other = fork.renew(0, 5);
+  EXPECT_NE(other, number);
+  fork.arena()->fill(other, second);
+  EXPECT_EQ(a.number(0, 5), number);
+  std::vector<float> rows(4);
+  const int32_t both[] = {other, number};
+  a.arena()->fetch(both, reinterpret_cast<std::byte*>(rows.data()));
+  EXPECT_EQ(rows, (std::vector<float>{3, 4, 1, 2}));
+}
+
 TEST(Overlay, ReusesWhatIsCleared) {
   Overlay overlay(3, 5, 3, Device::cpu());
   for (int32_t slot = 0; slot < 25; slot += 2) {

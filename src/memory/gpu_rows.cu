@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Pinned memory of a thread that lists go through, and the copy that used it last.
+// Pinned memory of a thread that lists go through; it serves again when all copies are done.
 class Staging {
  public:
   static Staging& mine() {
