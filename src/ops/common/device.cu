@@ -327,6 +327,17 @@ void SideStream::join() {
   wait_for(context().stream, context().side);
 }
 
+size_t most_shared_memory() {
+  static const int bytes = [] {
+    int device = 0, most = 0;
+    check_cuda(cudaGetDevice(&device), "asking for the device");
+    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+               "asking for shared memory");
+    return most;
+  }();
+  return static_cast<size_t>(bytes);
+}
+
 void check_cuda(cudaError_t error, const char* what) {
   require(error == cudaSuccess, kTag, "{} failed: {}", what, cudaGetErrorString(error));
 }

@@ -157,6 +157,8 @@ class SideStream {
   cudaStream_t first_;
 };
 
+// Bytes of shared memory that a block of this GPU can have.
+size_t most_shared_memory();
 // Throws an Error that names what was being done.
 void check_cuda(cudaError_t error, const char* what);
 // After a launch: bad configurations show here, errors inside kernels at the next synchronize.

@@ -213,11 +213,7 @@ double query_scale(const DeltaSizes& n) {
 
 bool allow_shared(const void* kernel, size_t bytes) {
   constexpr size_t kStatic = 4096;  // more than any of the kernels has beside it
-  int device = 0, most = 0;
-  check_cuda(cudaGetDevice(&device), "delta_rule");
-  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "delta_rule");
-  if (bytes + kStatic > static_cast<size_t>(most)) {
+  if (bytes + kStatic > most_shared_memory()) {
     return false;
   }
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

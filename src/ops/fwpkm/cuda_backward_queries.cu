@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 constexpr int kSlice = 32;  // columns
 constexpr int kSliceThreads = 1024;
 constexpr int kSliceLanes = kSlice / 4;  // of a token, four columns each
-constexpr int kSliceBytes = 160 << 10;
+constexpr size_t kSliceBytes = 160 << 10;
 
 // Puts the slice's columns of a codebook's sub-keys, as the chunk read them, or of their gradients
 // into shared memory: rows of kSlice numbers. Sub-keys that nobody selected may have no row.
@@ -284,12 +284,12 @@ __global__ void __launch_bounds__(kSliceThreads)
   }
 }
 
-int64_t slice_bytes(const FwpkmCall& call) {
-  return int64_t{2} * call.n * kSlice * static_cast<int64_t>(sizeof(float));
+size_t slice_bytes(const FwpkmCall& call) {
+  return size_t{2} * static_cast<size_t>(call.n) * kSlice * sizeof(float);
 }
 // Whether the sub-keys fit and are read often enough to be fetched as a whole.
 bool in_slices(const FwpkmCall& call) {
-  return call.half % 4 == 0 && slice_bytes(call) <= kSliceBytes &&
+  return call.half % 4 == 0 && slice_bytes(call) <= std::min(kSliceBytes, most_shared_memory()) &&
          call.batch * longest_span(call) * call.k >= 2 * call.n;
 }
 
@@ -301,13 +301,12 @@ void launch_slices(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmBa
   const int64_t slices = queries.count * int64_t{call.books} * ceil_div(call.half, kSlice);
   const int64_t most = ceil_div(call.batch * longest_span(call), kLeast);
   const int64_t shares = std::max<int64_t>(1, std::min(kBlocks / slices, most));
-  const int64_t bytes = slice_bytes(call);
+  const size_t bytes = slice_bytes(call);
   check_cuda(cudaFuncSetAttribute(&slice_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)),
              "fwpkm asking for shared memory");
-  slice_kernel<T>
-      <<<static_cast<unsigned>(slices * shares), kSliceThreads, static_cast<size_t>(bytes),
-         this_stream()>>>(call, lists, back, queries, static_cast<int>(shares));
+  slice_kernel<T><<<static_cast<unsigned>(slices * shares), kSliceThreads, bytes, this_stream()>>>(
+      call, lists, back, queries, static_cast<int>(shares));
 }
 
 }  // namespace

@@ -274,10 +274,9 @@ __device__ void merge_marginal(const FwpkmCall& call, const FwpkmSpan& span,
       sum += sums[static_cast<int64_t>(tile) * call.n];
     }
   }
-  const float eps = static_cast<float>(kMarginalEps);
   const float mean = sum / marginal_tokens(call, span);
   marginals.pbar[item] = mean;
-  marginals.slope[item] = mean > 0 ? logf(mean + eps) + mean / (mean + eps) : 0.0f;
+  marginals.slope[item] = marginal_slope(mean);
 }
 
 // What there is to merge in a chunk: a thread for each.

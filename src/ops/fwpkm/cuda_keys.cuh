@@ -208,6 +208,12 @@ __device__ inline float addressing_push(const FwpkmCall& call, const FwpkmSpan& 
          marginal_tokens(call, span);
 }
 
+// The slope of p log(p + eps).
+__device__ inline float marginal_slope(float p) {
+  const float eps = static_cast<float>(kMarginalEps);
+  return p > 0 ? logf(p + eps) + p / (p + eps) : 0.0f;
+}
+
 // pbar and the slope of p log(p + eps) for sub-key `item` of all marginals, [marginals, n] each:
 // the work of a warp.
 __device__ inline void find_marginal(const FwpkmCall& call, const FwpkmSpan& span,
@@ -222,11 +228,10 @@ __device__ inline void find_marginal(const FwpkmCall& call, const FwpkmSpan& spa
       sum += p[Selection(call, span, groups, book, i).of_all(call, book)];
     }
   }
-  const float eps = static_cast<float>(kMarginalEps);
   const float mean = warp_sum(sum) / marginal_tokens(call, span);
   if (threadIdx.x % 32 == 0) {
     pbar[item] = mean;
-    slope[item] = mean > 0 ? logf(mean + eps) + mean / (mean + eps) : 0.0f;
+    slope[item] = marginal_slope(mean);
   }
 }
 
