@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <numeric>
 
 #include "base/parallel.h"
 #include "base/random.h"
@@ -235,6 +236,8 @@ DecodeBenchRow bench_decode(const ModelConfig& config, int tokens, Device device
   row.name = config.name;
   const double seconds = median(times);
   row.tokens_per_second = 1 / seconds;
+  row.mean_tokens_per_second =
+      static_cast<double>(times.size()) / std::accumulate(times.begin(), times.end(), 0.0);
   // All weights but the rows of value tables that the token did not choose.
   const Cost cost = count_cost(config, 1, 1);
   row.weight_bytes =

@@ -42,9 +42,10 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
 
 struct DecodeBenchRow {
   std::string name;
-  double tokens_per_second = 0;
-  double weight_bytes = 0;  // read for each token
-  double read_gbps = 0;     // what the machine reads at best, measured in between
+  double tokens_per_second = 0;       // by the median token
+  double mean_tokens_per_second = 0;  // by all: also those after which memories write
+  double weight_bytes = 0;            // read for each token
+  double read_gbps = 0;               // what the machine reads at best, measured in between
   double fraction_of_read = 0;
 };
 
