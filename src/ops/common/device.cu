@@ -10,9 +10,9 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "ops/common/cuda_memory.h"
 #include "ops/common/device.cuh"
 #include "tensor/cuda.h"
-#include "tensor/cuda_memory.h"
 #include "tensor/profile.h"
 
 namespace fwpkm {

@@ -297,14 +297,6 @@ __device__ inline float gated(float x, float z) {
     return x / (1 + expf(-z));
   }
 }
-template <typename T>
-__device__ inline float inverse_root(float x) {
-  if constexpr (sizeof(T) == 2) {
-    return rsqrtf(x);
-  } else {
-    return 1 / sqrtf(x);
-  }
-}
 
 // Runs of one number: with them a kernel for runs takes rows that have no longer ones.
 __device__ inline void load_run(const float* from, float (&to)[1]) {

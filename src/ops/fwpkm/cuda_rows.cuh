@@ -156,46 +156,9 @@ __device__ inline void sum_terms(const RowTerm* terms, int count, int width) {
   }
 }
 
-// to = from (nothing if null) + the sum over the lanes in `taken` of scale * row number `row` of
-// rows [.., width]. The work of a warp; `to` may be `from`.
-template <int kRun>
-__device__ inline void sum_few(const float* from, float* to, int width, unsigned taken, float scale,
-                               const float* rows, int row) {
-  const auto row_of = [&](int lane) {
-    return rows + static_cast<int64_t>(__shfl_sync(kWholeWarp, row, lane)) * width;
-  };
-  for (int first = 0; first < width; first += kFwpkmGroups * 32 * kRun) {
-    float sum[kFwpkmGroups][kRun] = {};
-    if (from != nullptr) {
-      for_groups<kRun, kFwpkmGroups>(first, width,
-                                     [&](int g, int c) { load_run(from + c, sum[g]); });
-    }
-    for (unsigned left = taken; left != 0;) {
-      const int i = __ffs(left) - 1;
-      left &= left - 1;
-      const bool two = left != 0;
-      const int k = two ? __ffs(left) - 1 : i;
-      left &= left - 1;
-      const float si = __shfl_sync(kWholeWarp, scale, i), sk = __shfl_sync(kWholeWarp, scale, k);
-      const float *a = row_of(i), *b = row_of(k);
-      float x[kFwpkmGroups][kRun], y[kFwpkmGroups][kRun];
-      for_groups<kRun, kFwpkmGroups>(first, width, [&](int g, int c) { load_run(a + c, x[g]); });
-      if (two) {
-        for_groups<kRun, kFwpkmGroups>(first, width, [&](int g, int c) { load_run(b + c, y[g]); });
-      }
-      for_groups<kRun, kFwpkmGroups>(first, width, [&](int g, int) {
-        add_run(si, x[g], sum[g]);
-        if (two) {
-          add_run(sk, y[g], sum[g]);
-        }
-      });
-    }
-    for_groups<kRun, kFwpkmGroups>(first, width, [&](int g, int c) { store_wide(to + c, sum[g]); });
-  }
-}
-
-// The same for any number of rows: term(i, &scale) is row i, never null. The work of a block; the
-// rows of a stretch are split between as many threads as a column leaves idle.
+// to = from (nothing if null) + the sum of scale * row over any number of rows: term(i, &scale) is
+// row i, never null. The work of a block; `to` may be `from`. The rows of a stretch are split
+// between as many threads as a column leaves idle.
 template <int kRun, typename TermOf>
 __device__ void sum_many(const float* from, float* to, int width, int count, TermOf&& term) {
   __shared__ float scales[kFwpkmThreads];

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "ops/common/cuda_memory.h"
 #include "ops/common/device.cuh"
 #include "tensor/cuda.h"
-#include "tensor/cuda_memory.h"
 
 namespace fwpkm::cuda {
 namespace {
