@@ -75,13 +75,14 @@ class Overlay {
   // Calls fn(slot, row) for each row of an owner, by slot. Rows of a GPU are copied for it.
   template <typename Fn>
   void for_each(int64_t owner, Fn&& fn) const {
-    if (gpu_) {
-      for_fetched(owner, fn);
-      return;
-    }
-    for_numbers(owner, [&](int32_t slot, int32_t row) {
-      fn(slot, static_cast<const std::byte*>(arena_->row(row)));
+    std::vector<int32_t> slots, numbers;
+    for_numbers(owner, [&](int32_t slot, int32_t number) {
+      slots.push_back(slot);
+      numbers.push_back(number);
     });
+    if (!numbers.empty()) {
+      arena_->for_rows(numbers, [&](size_t i, const std::byte* row) { fn(slots[i], row); });
+    }
   }
   // The same with the row's number in the arena.
   template <typename Fn>
@@ -116,29 +117,6 @@ class Overlay {
     ~Gpu();
   };
 
-  template <typename Fn>
-  void for_fetched(int64_t owner, Fn&& fn) const {
-    constexpr size_t kRows = 4096;
-    std::vector<int32_t> slots, numbers;
-    std::vector<std::byte> rows;
-    const auto flush = [&] {
-      rows.resize(numbers.size() * row_bytes());
-      arena_->fetch(numbers, rows.data());
-      for (size_t i = 0; i < slots.size(); ++i) {
-        fn(slots[i], static_cast<const std::byte*>(rows.data() + i * row_bytes()));
-      }
-      slots.clear();
-      numbers.clear();
-    };
-    for_numbers(owner, [&](int32_t slot, int32_t number) {
-      slots.push_back(slot);
-      numbers.push_back(number);
-      if (slots.size() == kRows) {
-        flush();
-      }
-    });
-    flush();
-  }
   void swap(Overlay& other) noexcept;
   // The place of a slot's row number, in a page that is this overlay's alone.
   int32_t* place(int64_t owner, int32_t slot);

@@ -297,6 +297,22 @@ void RowArena::fetch(std::span<const int32_t> numbers, std::byte* to) const {
   cuda::release(gathered, room);
 }
 
+void RowArena::for_rows(std::span<const int32_t> numbers,
+                        const std::function<void(size_t i, const std::byte* row)>& fn) const {
+  const size_t most = on_gpu_ ? std::max<size_t>(1, kGathered / row_bytes_) : numbers.size();
+  std::vector<std::byte> copies;
+  for (size_t first = 0; first < numbers.size(); first += most) {
+    const auto some = numbers.subspan(first, std::min(most, numbers.size() - first));
+    if (on_gpu_) {
+      copies.resize(some.size() * row_bytes_);
+      fetch(some, copies.data());
+    }
+    for (size_t i = 0; i < some.size(); ++i) {
+      fn(first + i, on_gpu_ ? copies.data() + i * row_bytes_ : row(some[i]));
+    }
+  }
+}
+
 void RowArena::fill(int32_t number, const void* from) const {
   if (on_gpu_) {
     gpu_rows::send(row(number), from, row_bytes_);

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -56,6 +57,9 @@ class RowArena {
   }
   // Copies rows to the host, one after the other.
   void fetch(std::span<const int32_t> numbers, std::byte* to) const;
+  // Calls fn(i, row) for each of these rows, on the host: where it lies, or, from a GPU, a copy.
+  void for_rows(std::span<const int32_t> numbers,
+                const std::function<void(size_t i, const std::byte* row)>& fn) const;
   // Copies a row from the host, or makes it so before the calling thread's next kernels.
   void fill(int32_t number, const void* from) const;
   int32_t* page(int32_t number) const {

@@ -91,28 +91,10 @@ struct SessionFile {
     }
     void write(SectionWriter* writer, const std::string& name) const {
       const auto source = [this](const SectionWriter::Sink& sink) {
-        if (arena->on_gpu()) {
-          sink_fetched(sink);
-          return;
-        }
-        for (const int32_t number : numbers) {
-          sink(arena->row(number), arena->row_bytes());
-        }
+        arena->for_rows(numbers,
+                        [&](size_t, const std::byte* row) { sink(row, arena->row_bytes()); });
       };
       writer->add(name, source, true);
-    }
-
-   private:
-    void sink_fetched(const SectionWriter::Sink& sink) const {
-      constexpr size_t kRows = 4096;
-      std::vector<std::byte> rows;
-      for (size_t first = 0; first < numbers.size(); first += kRows) {
-        const auto some =
-            std::span(numbers).subspan(first, std::min(kRows, numbers.size() - first));
-        rows.resize(some.size() * arena->row_bytes());
-        arena->fetch(some, rows.data());
-        sink(rows.data(), rows.size());
-      }
     }
   };
 
