@@ -255,6 +255,33 @@ std::vector<Case> fwpkm_cases() {
     }
     cases.push_back(c);
   }
+  // Sizes for which a GPU multiplies and selects in one kernel: tiles of tokens and units of
+  // sub-keys that are not full; then crowded sub-keys, a third of them equal to others.
+  for (const bool shared : {false, true}) {
+    add({2, 40, 32, 8, true, false, false}, settings(1, 9, 4, 13, 1, shared));
+    add({2, 100, 96, 4, true, true, false}, settings(3, 33, 5, 100, 1, shared));
+    add({1, 140, 160, 4, true, false, false}, settings(1, 257, 8, 130, 1, shared));
+    for (const int64_t centres : {1, 16, 100}) {
+      FwpkmSettings s = settings(1, 512, 8, 64, 1, shared);
+      s.dot = centres == 16;
+      Case crowded = make({1, 70, 512, 4, true, false, false}, s);
+      crowded.name += fmt::format(",{} centres", centres);
+      const auto build = crowded.build;
+      crowded.build = [=](Run& run, const std::vector<Tensor>& in) {
+        const Random centre(5, 0), apart(6, 0);
+        std::vector<double> keys(1024 * 256);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          const size_t row = i / 256;
+          const double off = row % 3 == 0 || centres == 1 ? 0.0 : 1e-4 * apart.normal_at(i);
+          keys[i] = static_cast<float>(centre.normal_at(row % centres * 256 + i % 256) + off);
+        }
+        std::vector<Tensor> with = in;
+        with[3] = run.from_host("keys", {1024, 256}, keys);
+        return build(run, with);
+      };
+      cases.push_back(crowded);
+    }
+  }
   // The paper's sizes but for n = 512, whose table fills half a gigabyte.
   for (const bool shared : {false, true}) {
     Case perf = make({1, 2048, 512, 512, true, false, false}, settings(1, 128, 8, 512, 1, shared));

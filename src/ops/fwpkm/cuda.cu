@@ -110,18 +110,6 @@ void start(const FwpkmCall& call, const ForwardWork& work, const OpArgs& args) {
   }
 }
 
-// Packs the queries of the first chunk, and those of the others beside what comes next.
-void pack_all(const FwpkmCall& call, const FwpkmProducts& products, bool beside) {
-  Profile::phase(FwpkmPhases::read, [&] {
-    pack_queries(call, products, 0, beside ? 1 : call.chunks);
-    if (beside) {
-      SideStream::fork();
-      const SideStream side;
-      pack_queries(call, products, 1, call.chunks);
-    }
-  });
-}
-
 // Runs `part` on the second stream, after all that the first one has now; or, if that is not
 // wanted, on the first.
 template <typename Part>
@@ -140,8 +128,7 @@ void run_beside(bool beside, Part&& part) {
 // lists of reads, each chunk its own, before it forks for who reads them; the lists are made from
 // slots, which nobody changes. All else that the second one reads or writes (weights, sources,
 // chains, shares, y, losses, errors, coefficients, the log, the map) is touched by it alone until
-// they join. Packed queries, which it makes first of all, are joined before the first chunk's
-// values.
+// they join.
 bool values_apart(const FwpkmCall& call) {
   const bool pushed_by_values = call.keys_move && !call.addr_loss;
   return !pushed_by_values && (call.keys_move || call.chunks > 1);
@@ -239,15 +226,11 @@ void fwpkm_forward_cuda(const OpArgs& args) {
     return;
   }
   const bool apart = values_apart(call);
-  pack_all(call, work.products, apart && call.chunks > 1);
   for (int c = 0; c < call.chunks; ++c) {
     const FwpkmSpan span(call, c);
     const auto step = static_cast<float>(s.step(c));
     Profile::phase(FwpkmPhases::read,
                    [&] { select_slots(call, work.products, span, c == 0, work.found.p); });
-    if (apart && c == 0 && call.chunks > 1) {
-      SideStream::join();  // queries of other chunks are packed
-    }
     run_beside(apart, [&] {
       Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
     });

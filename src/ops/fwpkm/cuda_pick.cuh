@@ -13,55 +13,73 @@ struct Best {
   int32_t *slots, *picks;
 };
 
-// The k best slots where the pairs that can be among them are few enough to have a lane each: at
-// least (i+1)(j+1) sums reach sum (i, j), so those with (i+1)(j+1) <= k. False if there are ties,
-// which the lower slot wins.
-constexpr int kCorner = 8;  // the largest k; its corner has 20 pairs
-__device__ inline bool pick_from_corner(const FwpkmCall& call, const Best& best) {
-  const int lane = threadIdx.x % 32, k = call.k;
+// The k best slots where the pairs that can be among them are few: at least (i+1)(j+1) sums reach
+// sum (i, j), so those with (i+1)(j+1) <= k, unless one of the others ties with the last of the
+// best (then: false). kLanes lanes have a head, of a token that is `here`.
+inline constexpr int kCorner = 8;        // the largest k
+inline constexpr int kCornerPairs = 20;  // that it has
+template <int kLanes>
+__device__ inline bool pick_from_corner(const FwpkmCall& call, const Best& best, bool here) {
+  constexpr int kEach = (kCornerPairs + kLanes - 1) / kLanes;  // pairs that a lane has
+  const int lane = threadIdx.x % kLanes, first = threadIdx.x % 32 / kLanes * kLanes, k = call.k;
+  const unsigned group = (kWholeWarp >> (32 - kLanes)) << first;
   const auto sum_at = [&](int i, int j) { return best.scores[0][i] + best.scores[1][j]; };
-  int i = 0, j = 0, pairs = 0;
+  int i[kEach] = {}, j[kEach] = {};
+  uint64_t keys[kEach];
 #pragma unroll
-  for (int row = 0; row < kCorner; ++row) {
-    const int columns = k / (row + 1);
-    if (lane >= pairs && lane < pairs + columns) {
-      i = row;
-      j = lane - pairs;
+  for (int u = 0; u < kEach; ++u) {
+    const int pair = u * kLanes + lane;
+    int pairs = 0;
+#pragma unroll
+    for (int row = 0; row < kCorner; ++row) {
+      const int columns = k / (row + 1);
+      if (pair >= pairs && pair < pairs + columns) {
+        i[u] = row;
+        j[u] = pair - pairs;
+      }
+      pairs += columns;
     }
-    pairs += columns;
+    const int slot = best.ids[0][i[u]] * call.n + best.ids[1][j[u]];
+    keys[u] = pair < pairs ? key_of(order_of(sum_at(i[u], j[u])), slot) : 0;
   }
-  const bool here = lane < pairs;
-  const float sum = sum_at(i, j);
-  const uint32_t order = here ? order_of(sum) : 0;
-  int rank = 0;
-#pragma unroll 4
-  for (int other = 0; other < pairs; ++other) {
-    rank += __shfl_sync(kWholeWarp, order, other) > order ? 1 : 0;
+  int ranks[kEach] = {};
+#pragma unroll
+  for (int other = 0; other < kCornerPairs; ++other) {
+    const uint64_t key = __shfl_sync(kWholeWarp, keys[other / kLanes], other % kLanes, kLanes);
+#pragma unroll
+    for (int u = 0; u < kEach; ++u) {
+      ranks[u] += key > keys[u] ? 1 : 0;
+    }
   }
+  uint32_t last = 0;
+  int winners = 0;
+#pragma unroll
+  for (int u = 0; u < kEach; ++u) {
+    const auto order = static_cast<uint32_t>(keys[u] >> 32);  // 0: not a number, or no pair
+    winners += order != 0 && ranks[u] < k ? 1 : 0;
+    last = ranks[u] == k - 1 ? order : last;
+  }
+  const uint32_t least = __reduce_max_sync(group, last);
   // Sums fall along a row, so of those outside the corner the first of each row tells.
-  const unsigned last = __ballot_sync(kWholeWarp, here && rank == k - 1);
-  const uint32_t least = __shfl_sync(kWholeWarp, order, max(__ffs(last) - 1, 0));
   const int outside = lane < k ? k / (lane + 1) : k;
   const bool ties = outside < k && order_of(sum_at(lane, outside)) >= least;
-  // A tie among the best leaves a rank without a sum, one with the next gives the last rank two.
-  const bool wins = here && rank < k;
-  const unsigned ranks = __reduce_or_sync(kWholeWarp, wins ? 1u << rank : 0u);
-  const int winners = __popc(__ballot_sync(kWholeWarp, wins));
-  if (ranks != (1u << k) - 1 || winners != k || __ballot_sync(kWholeWarp, ties) != 0) {
-    return false;
+  const bool clear =
+      __reduce_add_sync(group, winners) == k && __reduce_or_sync(group, ties ? 1u : 0u) == 0;
+#pragma unroll
+  for (int u = 0; u < kEach; ++u) {
+    if (here && clear && ranks[u] < k) {
+      best.sums[ranks[u]] = sum_at(i[u], j[u]);
+      best.slots[ranks[u]] = best.ids[0][i[u]] * call.n + best.ids[1][j[u]];
+      best.picks[ranks[u]] = i[u] * k + j[u];
+    }
   }
-  if (wins) {
-    best.sums[rank] = sum;
-    best.slots[rank] = best.ids[0][i] * call.n + best.ids[1][j];
-    best.picks[rank] = i * k + j;
-  }
-  return true;
+  return clear;
 }
 
 template <int kHeld>
-__device__ void pick_slots(const FwpkmCall& call, const Best& best, const int32_t* given,
-                           uint64_t* list) {
-  if (given == nullptr && call.k <= kCorner && pick_from_corner(call, best)) {
+__device__ inline void pick_slots(const FwpkmCall& call, const Best& best, const int32_t* given,
+                                  uint64_t* list) {
+  if (given == nullptr && call.k <= kCorner && pick_from_corner<32>(call, best, true)) {
     return;
   }
   if (given == nullptr) {

@@ -16,16 +16,23 @@ struct FwpkmFound {
   float* push;          // score gradients that move the keys, of all; with the memory loss
 };
 
+// Where one kernel multiplies and selects, a warp multiplies kFwpkmTileTokens queries by kFwpkmUnit
+// sub-keys at a time. Packed sub-keys lie in the order in which its lanes want them: units, then
+// steps of kFwpkmStep columns, then groups of 8 sub-keys, and there a lane for each sub-key and 4
+// columns of the step's first half, which also has those 4 of its second half.
+inline constexpr int kFwpkmTileTokens = 64, kFwpkmUnit = 32, kFwpkmStep = 32;
+
 // Memory for products of queries and sub-keys.
 struct FwpkmProducts {
   int tokens = 0;        // of each row that are multiplied at a time
-  int padded = 0;        // n, a multiple of 8
+  int padded = 0;        // n, a multiple of 8, or of kFwpkmUnit
   int depth = 0;         // numbers that a packed row has, a multiple of 8
   float* products;       // [books, tokens, padded]
   float* norms;          // [books, padded]: |K|^2
   bf16 *queries, *keys;  // packed: [books, tokens, depth], [books, padded, depth]
-  bool all_queries;      // those of all tokens have a place
   uint64_t* lists;       // for lists that shared memory has no room for
+  bool tiled;            // one kernel multiplies and selects; `keys` lie as it wants them
+  int* arrivals;         // its codebooks of a head that are done, for each tile of tokens
 
   void take(Carver* carver, const FwpkmCall& call);
 
@@ -34,28 +41,28 @@ struct FwpkmProducts {
     const int begin = at / tokens * tokens, end = begin + tokens;
     return span.part(call, begin, end < span.length ? end : span.length);
   }
-  // The packed queries of such a part.
-  __host__ __device__ bf16* queries_of(const FwpkmCall& call, const FwpkmSpan& part) const {
-    const int64_t before = all_queries ? int64_t{call.batch} * part.first * call.books : 0;
-    return queries + before * depth;
+  // Tiles of the longest chunk, each head its own.
+  __host__ __device__ int tiles(const FwpkmCall& call) const {
+    const int longest = call.time < call.chunk ? call.time : call.chunk;
+    return (call.batch * longest + kFwpkmTileTokens - 1) / kFwpkmTileTokens * call.heads;
+  }
+  // Packs numbers of a sub-key from column c on.
+  template <int kRun>
+  __device__ void pack_key(const FwpkmCall& call, int book, int id, int c,
+                           const float (&x)[kRun]) const {
+    const int64_t before = int64_t{book} * padded * depth;
+    if constexpr (kRun == 4) {
+      if (tiled) {
+        const int64_t step = int64_t{id / kFwpkmUnit} * (call.half / kFwpkmStep) + c / kFwpkmStep;
+        const int64_t lane = (step * 4 + id % kFwpkmUnit / 8) * 32 + id % 8 * 4 + c % 16 / 4;
+        store_wide(keys + before + lane * 8 + c % kFwpkmStep / 16 * 4, x);
+        return;
+      }
+    }
+    store_wide(keys + before + int64_t{id} * depth + c, x);
   }
 };
 
-// Packs some numbers of a sub-key: as the sum of two bf16 numbers, the second ones `half` further.
-template <int kRun>
-__device__ inline void pack_run(const float (&x)[kRun], bf16* to, int half) {
-  float high[kRun], low[kRun];
-#pragma unroll
-  for (int i = 0; i < kRun; ++i) {
-    high[i] = to_float(from_float<bf16>(x[i]));
-    low[i] = x[i] - high[i];
-  }
-  store_wide(to, high);
-  store_wide(to + half, low);
-}
-
-// Packs the queries of chunks first..end if all have a place.
-void pack_queries(const FwpkmCall& call, const FwpkmProducts& work, int first, int end);
 // Selects the slots of a chunk's tokens: ids, picks, slots, scores, and in `weights` the sums of
 // scores. p is filled if given. `new_keys`: norms and packed keys are not there yet.
 void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,

@@ -2,30 +2,32 @@
 // says which could be among them, and those are looked at closely; where that could be too many, or
 // what is not a number gets in the way, all are.
 //
-// For queries in bf16 the product is one of tensor cores: sub-keys are taken apart into the sum of
-// two bf16 numbers, side by side, and queries are written down twice.
+// For queries in bf16 the product is one of tensor cores, with sub-keys rounded to bf16; where one
+// kernel can do all of it, that is cuda_tiles.cu.
 #include <algorithm>
 
-#include "ops/fwpkm/cuda_pick.cuh"
-#include "ops/fwpkm/cuda_read.cuh"
+#include "ops/fwpkm/cuda_search.cuh"
 
 namespace fwpkm {
 namespace {
 
 constexpr int kNear = 128;                     // sub-keys that can be looked at closely
 constexpr int64_t kScores = int64_t{1} << 24;  // about how many are kept at a time
-constexpr int64_t kPacked = int64_t{1} << 25;  // most numbers of queries that are packed at once
 
-// A row of `half` numbers, packed.
+// A sub-key, packed; those past the end are zeros.
 template <int kRun>
-__device__ void pack_key(const float* key, bf16* to, int half, int depth) {
-  for (int c = threadIdx.x % 32 * kRun; c < half; c += 32 * kRun) {
-    float x[kRun];
-    load_run(key + c, x);
-    pack_run(x, to + c, half);
+__device__ void pack_key(const FwpkmCall& call, const FwpkmProducts& work, int book, int id,
+                         const float* key) {
+  for (int c = threadIdx.x % 32 * kRun; c < call.half; c += 32 * kRun) {
+    float x[kRun] = {};
+    if (id < call.n) {
+      load_run(key + c, x);
+    }
+    work.pack_key(call, book, id, c, x);
   }
-  for (int c = 2 * half + threadIdx.x % 32; c < depth; c += 32) {
-    to[c] = from_float<bf16>(0);
+  bf16* row = work.keys + (static_cast<int64_t>(book) * work.padded + id) * work.depth;
+  for (int c = call.half + threadIdx.x % 32; c < work.depth; c += 32) {
+    row[c] = from_float<bf16>(0);
   }
 }
 template <int kRun>
@@ -34,15 +36,13 @@ __device__ void pack_query(const bf16* query, bf16* to, int half, int depth) {
     float x[kRun];
     load_run(query + c, x);
     store_wide(to + c, x);
-    store_wide(to + half + c, x);
   }
-  for (int c = 2 * half + threadIdx.x % 32; c < depth; c += 32) {
+  for (int c = half + threadIdx.x % 32; c < depth; c += 32) {
     to[c] = from_float<bf16>(0);
   }
 }
 
-// A warp for each sub-key (the first `key_rows`), then one for each query and codebook if those of
-// all tokens have no place.
+// A warp for each sub-key (the first `key_rows`), then one for each query and codebook.
 template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads)
     prepare_kernel(FwpkmCall call, FwpkmProducts work, FwpkmSpan span, int key_rows) {
@@ -61,74 +61,21 @@ __global__ void __launch_bounds__(kFwpkmThreads)
       work.norms[item] = sum;
     }
     if (call.narrow) {
-      bf16* to = work.keys + static_cast<int64_t>(item) * work.depth;
-      if (here) {
-        pack_key<kRun>(key, to, call.half, work.depth);
-      } else {
-        pack_key<kRun>(nullptr, to, 0, work.depth);
+      pack_key<kRun>(call, work, book, id, key);
+    }
+    if (work.tiled && lane == 0) {
+      for (int i = item; i < work.tiles(call); i += key_rows) {
+        work.arrivals[i] = 0;
       }
     }
     return;
   }
   item -= key_rows;
-  if (call.narrow && !work.all_queries && item < call.books * span.count) {
+  if (call.narrow && !work.tiled && item < call.books * span.count) {
     const int book = item / span.count, t = span.token(item % span.count);
     pack_query<kRun>(query_of<bf16>(call, t, book),
                      work.queries + static_cast<int64_t>(item) * work.depth, call.half, work.depth);
   }
-}
-
-// Queries of all tokens of chunks from `first` on: a warp for each and each codebook.
-template <int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
-    pack_kernel(FwpkmCall call, FwpkmProducts work, int first, int end) {
-  const int item = blockIdx.x * kFwpkmWarps + threadIdx.x / 32, book = item % call.books;
-  const int begin = first * call.chunk, length = min(call.time - begin, (end - first) * call.chunk);
-  const int row = item / call.books / length, at = begin + item / call.books % length;
-  if (row >= call.batch) {
-    return;
-  }
-  const FwpkmSpan span(call, at / call.chunk);
-  const FwpkmSpan part = work.part(call, span, at - span.first);
-  const int64_t to =
-      static_cast<int64_t>(book) * part.count + row * part.length + (at - part.first);
-  pack_query<kRun>(query_of<bf16>(call, row * call.time + at, book),
-                   work.queries_of(call, part) + to * work.depth, call.half, work.depth);
-}
-
-// How close kCount sub-keys are to a query: minus the squared distance, from differences, or the
-// dot product. In one order, so that it has the same bits wherever it is computed.
-template <typename T, int kRun, int kCount>
-__device__ void find_closeness(const FwpkmCall& call, const T* q, const float* keys,
-                               const int (&ids)[kCount], float (&sums)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    sums[i] = 0;
-  }
-  for (int c = threadIdx.x % 32 * kRun; c < call.half; c += 32 * kRun) {
-    float x[kRun], key[kCount][kRun];
-    load_run(q + c, x);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      load_run(keys + static_cast<int64_t>(ids[i]) * call.half + c, key[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int a = 0; a < kRun; ++a) {
-        const float y = call.dot ? key[i][a] : x[a] - key[i][a];
-        sums[i] = fmaf(call.dot ? x[a] : y, y, sums[i]);
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    sums[i] = (call.dot ? 1.0f : -1.0f) * warp_sum(sums[i]);
-  }
-}
-
-__device__ float score_of_closeness(const FwpkmCall& call, float closeness) {
-  return call.dot ? closeness : -logf(static_cast<float>(kIdwEps) - closeness);
 }
 
 // The k-th largest of what the lanes hold, k <= 32; 0 where that is not a number.
@@ -208,132 +155,76 @@ struct Stretch {
   }
 };
 
-// A query and a codebook, in the hands of a warp.
+// Those that the products let through; false if they are too many to be looked at. Whoever is more
+// than twice the slack below k others is not among the best.
 template <typename T, int kRun>
-struct Search {
-  const FwpkmCall& call;
-  const T* q;
-  const float* keys;  // of the codebook
-  uint64_t* list;     // for kNear elements, or k if those are more
-  float* scores;      // [k]: the best, in order
-  int32_t* ids;       // [k]
-
-  // Calls fn(i, closeness) in all lanes for each of `count` sub-keys id(i).
-  template <typename IdOf, typename Fn>
-  __device__ void look(int count, IdOf&& id, Fn&& fn) const {
-    constexpr int kCount = 5;
-    for (int i = 0; i < count; i += kCount) {
-      int some[kCount];
-      float sums[kCount];
+__device__ bool take_from_near(const Search<T, kRun>& search, const float* products,
+                               const float* norms, const FwpkmSlack& slack) {
+  const FwpkmCall& call = search.call;
+  uint64_t* list = search.list;
+  const int lane = threadIdx.x % 32;
+  float norm = 0, square = 0;
+  for (int c = lane * kRun; c < call.half; c += 32 * kRun) {
+    float x[kRun];
+    load_run(search.q + c, x);
+    square = dot_run(x, x, square);
+  }
+  // The best of groups: k of them that reach a value are k sub-keys that do.
+  Stretch held;
+  held.load(call, products, norms, 0, &norm);
+  float best[kParts] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  held.add_best(best);
+  for (int first = kStretch; first < call.n; first += kStretch) {
+    Stretch next;
+    next.load(call, products, norms, first, &norm);
+    next.add_best(best);
+  }
+  uint32_t kth;
+  if (call.k <= 16) {
+    kth = kth_of_lanes(call.k, order_of(fmaxf(fmaxf(best[0], best[1]), fmaxf(best[2], best[3]))));
+  } else {
+    kth = kth_largest(call.k, [&](auto&& fn) {
 #pragma unroll
-      for (int u = 0; u < kCount; ++u) {
-        some[u] = id(min(i + u, count - 1));
+      for (int part = 0; part < kParts; ++part) {
+        fn(order_of(best[part]));
       }
-      find_closeness<T, kRun, kCount>(call, q, keys, some, sums);
-#pragma unroll
-      for (int u = 0; u < kCount; ++u) {
-        if (i + u < count) {
-          fn(i + u, sums[u]);
-        }
-      }
-    }
+    });
   }
-
-  __device__ void take_given(const int32_t* given) const {
-    look(
-        call.k, [&](int i) { return given[i]; },
-        [&](int i, float closeness) {
-          if (threadIdx.x % 32 == 0) {
-            ids[i] = given[i];
-            scores[i] = score_of_closeness(call, closeness);
-          }
-        });
+  const float off = slack.most(warp_sum(square), warp_max(norm));
+  const float least = kth == 0 ? -INFINITY : score_of(kth) - 2 * off;
+  int count = held.append(least, 0, 0, list);
+  for (int first = kStretch; first < call.n; first += kStretch) {
+    Stretch next;
+    next.load(call, products, norms, first, &norm);
+    count = next.append(least, first, count, list);
   }
-
-  // All sub-keys, directly; `row` is memory for n numbers.
-  __device__ void take_from_all(float* row) const {
-    look(
-        call.n, [](int i) { return i; },
-        [&](int i, float closeness) {
-          if (threadIdx.x % 32 == 0) {
-            row[i] = closeness;
-          }
-        });
-    __syncwarp();
-    warp_top_k<0>(row, call.n, call.k, scores, ids, list);
-    for (int r = threadIdx.x % 32; r < call.k; r += 32) {
-      scores[r] = score_of_closeness(call, scores[r]);
-    }
+  if (count < call.k || count > kNear) {
+    return false;
   }
-
-  // Those that the products let through; false if they are too many to be looked at. No product is
-  // further from the closeness (less |q|^2) than `factor` (|q|^2 + the largest |K|^2), so whoever
-  // is more than twice that below k others is not among the best.
-  __device__ bool take_from_near(const float* products, const float* norms, float factor) const {
-    const int lane = threadIdx.x % 32;
-    float norm = 0, square = 0;
-    for (int c = lane * kRun; c < call.half; c += 32 * kRun) {
-      float x[kRun];
-      load_run(q + c, x);
-      square = dot_run(x, x, square);
-    }
-    // The best of groups: k of them that reach a value are k sub-keys that do.
-    Stretch held;
-    held.load(call, products, norms, 0, &norm);
-    float best[kParts] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-    held.add_best(best);
-    for (int first = kStretch; first < call.n; first += kStretch) {
-      Stretch next;
-      next.load(call, products, norms, first, &norm);
-      next.add_best(best);
-    }
-    uint32_t kth;
-    if (call.k <= 16) {
-      kth = kth_of_lanes(call.k, order_of(fmaxf(fmaxf(best[0], best[1]), fmaxf(best[2], best[3]))));
-    } else {
-      kth = kth_largest(call.k, [&](auto&& fn) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          fn(order_of(best[part]));
+  __syncwarp();
+  search.look(
+      count, [&](int i) { return static_cast<int>(list[i]); },
+      [&](int i, float closeness) {  // it took all lanes, which have the ids they look at
+        if (lane == i % 32) {
+          list[i] = key_of(order_of(closeness), static_cast<int>(list[i]));
         }
       });
-    }
-    const float slack = factor * (warp_sum(square) + warp_max(norm));
-    const float least = kth == 0 ? -INFINITY : score_of(kth) - 2 * slack;
-    int count = held.append(least, 0, 0, list);
-    for (int first = kStretch; first < call.n; first += kStretch) {
-      Stretch next;
-      next.load(call, products, norms, first, &norm);
-      count = next.append(least, first, count, list);
-    }
-    if (count < call.k || count > kNear) {
-      return false;
-    }
-    __syncwarp();
-    look(
-        count, [&](int i) { return static_cast<int>(list[i]); },
-        [&](int i, float closeness) {  // it took all lanes, which have the ids they look at
-          if (lane == i % 32) {
-            list[i] = key_of(order_of(closeness), static_cast<int>(list[i]));
-          }
-        });
-    __syncwarp();
-    for (int i = lane; i < count; i += 32) {
-      const uint64_t key = list[i];
-      int rank = 0;
+  __syncwarp();
+  for (int i = lane; i < count; i += 32) {
+    const uint64_t key = list[i];
+    int rank = 0;
 #pragma unroll 8
-      for (int other = 0; other < count; ++other) {
-        rank += list[other] > key ? 1 : 0;
-      }
-      if (rank < call.k) {
-        ids[rank] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
-        scores[rank] = score_of_closeness(call, score_of(static_cast<uint32_t>(key >> 32)));
-      }
+    for (int other = 0; other < count; ++other) {
+      rank += list[other] > key ? 1 : 0;
     }
-    __syncwarp();  // `list` serves again
-    return true;
+    if (rank < call.k) {
+      search.ids[rank] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+      search.scores[rank] = score_of_closeness(call, score_of(static_cast<uint32_t>(key >> 32)));
+    }
   }
-};
+  __syncwarp();  // `list` serves again
+  return true;
+}
 
 // The softmax over the selected sub-scores of a codebook.
 __device__ void store_softmax(const float* scores, int k, float* p) {
@@ -356,7 +247,7 @@ __device__ void store_softmax(const float* scores, int k, float* p) {
 // What they find stays in shared memory if it fits there.
 template <typename T, int kRun, int kHeld>
 __global__ void __launch_bounds__(kFwpkmThreads, 4)
-    select_kernel(FwpkmCall call, FwpkmProducts work, FwpkmSpan span, float factor, float* p) {
+    select_kernel(FwpkmCall call, FwpkmProducts work, FwpkmSpan span, FwpkmSlack slack, float* p) {
   __shared__ uint64_t lists[kFwpkmWarps][kNear];
   __shared__ float best_scores[kFwpkmWarps][kNear / 2];
   __shared__ int32_t best_ids[kFwpkmWarps][kNear / 2];
@@ -380,7 +271,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 4)
       search.take_given(call.given_ids + at);
     } else {
       float* products = work.products + (static_cast<int64_t>(book) * span.count + j) * work.padded;
-      if (!held || !search.take_from_near(products, work.norms + book * work.padded, factor)) {
+      if (!held || !take_from_near(search, products, work.norms + book * work.padded, slack)) {
         search.take_from_all(products);
       }
     }
@@ -408,6 +299,20 @@ __global__ void __launch_bounds__(kFwpkmThreads, 4)
   }
 }
 
+// What products need of the first `key_rows` sub-keys, those of padding among them, and of queries.
+void prepare(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span, int key_rows,
+             int64_t queries) {
+  if (key_rows + queries == 0) {
+    return;
+  }
+  with_run(call, [&](auto run) {
+    prepare_kernel<decltype(run)::value>
+        <<<fwpkm_blocks(key_rows + queries), kFwpkmThreads, 0, this_stream()>>>(call, work, span,
+                                                                                key_rows);
+  });
+  check_launch("fwpkm preparing products");
+}
+
 // Products of all queries of a span with all sub-keys.
 void multiply(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span) {
   if (call.narrow) {
@@ -422,7 +327,7 @@ void multiply(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan&
               .stride_a = int64_t{span.count} * work.depth,
               .stride_b = int64_t{work.padded} * work.depth,
               .stride_c = int64_t{span.count} * work.padded},
-             work.queries_of(call, span), work.keys, work.products);
+             work.queries, work.keys, work.products);
     return;
   }
   const float* q = static_cast<const float*>(call.q) + int64_t{span.first} * call.row;
@@ -442,70 +347,56 @@ void multiply(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan&
   }
 }
 
-// What a product, its norm and the direct distance can be off together, in parts of |q|^2 + |K|^2.
-// Floats: as README.md has it. Tensor cores cut off where floats round, hence twice as much, and
-// what is left of a sub-key after two bf16 numbers is at most 2^-18 of it.
-float product_error(const FwpkmCall& call) {
-  const auto half = static_cast<float>(call.half);
-  return call.narrow ? 0x1.0p-18f + 0x1.0p-23f * (6 * half + 16) : 0x1.0p-23f * (3 * half + 8);
+// Floats: as README.md has it. Tensor cores cut off where floats round, hence twice as much, and a
+// number of a sub-key is off by at most 2^-9 of it, which counts twice in a distance.
+FwpkmSlack product_slack(const FwpkmCall& call) {
+  const float sums = 0x1.0p-23f * (3 * static_cast<float>(call.half) + 8);
+  return call.narrow ? FwpkmSlack{2 * sums, 0x1.0p-8f} : FwpkmSlack{sums, 0};
 }
 
 }  // namespace
 
 void FwpkmProducts::take(Carver* carver, const FwpkmCall& call) {
-  padded = (call.n + 7) / 8 * 8;
-  depth = (2 * call.half + 7) / 8 * 8;
+  const bool given = call.given_ids != nullptr;
+  const bool fits = !given && fits_tiles(call);
+  tiled = fits && call.wide;
+  const int unit = fits ? kFwpkmUnit : 8;
+  padded = (call.n + unit - 1) / unit * unit;
+  depth = (call.half + 7) / 8 * 8;
   const int64_t each = int64_t{call.batch} * call.books * padded;  // scores of a token of each row
   const int64_t longest = std::min(call.time, call.chunk);
+  // Where tiles fit only unaligned rows come here: memory must not depend on where rows lie.
+  const int64_t scores = fits ? kScores >> 8 : kScores;
   tokens = static_cast<int>(
-      std::clamp<int64_t>(kScores / std::max<int64_t>(1, each), 1, std::max<int64_t>(1, longest)));
+      std::clamp<int64_t>(scores / std::max<int64_t>(1, each), 1, std::max<int64_t>(1, longest)));
   const int64_t rows = int64_t{call.batch} * tokens * call.books;
-  const bool given = call.given_ids != nullptr;
   products = carver->take<float>(given ? 0 : rows * padded);
   norms = carver->take<float>(given ? 0 : int64_t{call.books} * padded);
   const bool packed = call.narrow && !given;
-  const int64_t all = int64_t{call.batch} * call.time * call.books;
-  all_queries = packed && all * depth <= kPacked;
-  queries = carver->take<bf16>(packed ? (all_queries ? all : rows) * depth : 0);
+  queries = carver->take<bf16>(packed ? rows * depth : 0);
   keys = carver->take<bf16>(packed ? int64_t{call.books} * padded * depth : 0);
   lists = carver->take<uint64_t>(call.k > kNear ? rows * call.k : 0);
-}
-
-void pack_queries(const FwpkmCall& call, const FwpkmProducts& work, int first, int end) {
-  if (!work.all_queries || first >= end) {
-    return;
-  }
-  const int64_t begin = int64_t{first} * call.chunk;
-  const int64_t tokens = std::min<int64_t>(call.time, int64_t{end} * call.chunk) - begin;
-  with_run(call, [&](auto run) {
-    pack_kernel<decltype(run)::value>
-        <<<fwpkm_blocks(call.batch * tokens * call.books), kFwpkmThreads, 0, this_stream()>>>(
-            call, work, first, end);
-  });
-  check_launch("fwpkm packing queries");
+  arrivals = carver->take<int>(fits ? tiles(call) : 0);
 }
 
 void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
                   bool new_keys, float* p) {
+  if (work.tiled) {
+    prepare(call, work, span, new_keys ? call.books * work.padded : 0, 0);
+    select_in_tiles(call, work, span, product_slack(call), p);
+    return;
+  }
   for (int begin = 0; begin < span.length; begin += work.tokens) {
     const FwpkmSpan part = work.part(call, span, begin);
     if (call.given_ids == nullptr) {
       const int key_rows = new_keys && begin == 0 ? call.books * work.padded : 0;
-      const bool queries = call.narrow && !work.all_queries;
-      const int64_t rows = key_rows + (queries ? int64_t{call.books} * part.count : 0);
-      if (rows > 0) {
-        with_run(call, [&](auto run) {
-          prepare_kernel<decltype(run)::value>
-              <<<fwpkm_blocks(rows), kFwpkmThreads, 0, this_stream()>>>(call, work, part, key_rows);
-        });
-        check_launch("fwpkm preparing products");
-      }
+      prepare(call, work, part, key_rows, call.narrow ? int64_t{call.books} * part.count : 0);
       multiply(call, work, part);
     }
     const auto launch = [&](auto kernel) {
       const int64_t items = int64_t{part.count} * call.heads;
       kernel<<<static_cast<unsigned>(ceil_div(items, kFwpkmWarps / 2)), kFwpkmThreads, 0,
-               this_stream()>>>(call, work, part, product_error(call), p);
+               this_stream()>>>(call, work, part, product_slack(call), p);
       check_launch("fwpkm selecting");
     };
     with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {

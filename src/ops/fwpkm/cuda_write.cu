@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kFwpkmThreads)
       store_wide(key + c, sum[g]);
       norm = dot_run(sum[g], sum[g], norm);
       if (multiplied && call.narrow) {
-        pack_run(sum[g], products.keys + padded_item * products.depth + c, call.half);
+        products.pack_key(call, book, id, c, sum[g]);
       }
     });
   }
