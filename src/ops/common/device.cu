@@ -551,7 +551,8 @@ Graph::Graph(const std::function<void()>& work) {
   }
   check_cuda(cudaStreamEndCapture(stream, &recorded), "recording a graph");
   cudaGraphExec_t ready = nullptr;
-  const cudaError_t error = cudaGraphInstantiate(&ready, recorded, 0);
+  const cudaError_t error =
+      cudaGraphInstantiate(&ready, recorded, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(recorded);
   check_cuda(error, "preparing a graph");
   graph_ = ready;

@@ -1,5 +1,7 @@
 // Multiplying and selecting in one kernel, second half: sub-keys that reach their token's threshold
 // are looked at closely. Of a head's two codebooks the one that comes last picks the slots.
+#include <algorithm>
+
 #include "ops/fwpkm/cuda_tiles.cuh"
 
 namespace fwpkm {
@@ -280,13 +282,16 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 void select_in_tiles(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
                      const FwpkmSlack& slack, float* p) {
-  constexpr int kBytes = sizeof(Memory);
+  // More than half of an SM's, where there is that much: two blocks there would be slower than one
+  // here and one elsewhere.
+  const auto bytes = static_cast<int>(
+      std::max(sizeof(Memory), std::min<size_t>(most_shared_memory() / 2 + 2048, 120000)));
   const auto kernel = call.dot ? &tile_kernel<true> : &tile_kernel<false>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "fwpkm asking for shared memory");
   const int64_t blocks = ceil_div(span.count, kTile) * call.books;
-  kernel<<<static_cast<unsigned>(blocks), kFwpkmThreads, kBytes, this_stream()>>>(call, work, span,
-                                                                                  slack, p);
+  kernel<<<static_cast<unsigned>(blocks), kFwpkmThreads, static_cast<size_t>(bytes),
+           this_stream()>>>(call, work, span, slack, p);
   check_launch("fwpkm selecting in tiles");
 }
 
