@@ -327,6 +327,17 @@ void SideStream::join() {
   wait_for(context().stream, context().side);
 }
 
+bool starts_early() {
+  static const bool can = [] {
+    int device = 0, major = 0;
+    check_cuda(cudaGetDevice(&device), "asking for the device");
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+               "asking for the device's kind");
+    return major >= 9;
+  }();
+  return can;
+}
+
 size_t most_shared_memory() {
   static const int bytes = [] {
     int device = 0, most = 0;

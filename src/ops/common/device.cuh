@@ -157,10 +157,38 @@ class SideStream {
   cudaStream_t first_;
 };
 
-// Bytes of shared memory that a block of this GPU can have.
-size_t most_shared_memory();
 // Throws an Error that names what was being done.
 void check_cuda(cudaError_t error, const char* what);
+
+// Whether a kernel can be on its way before the one before it has ended (launch_next).
+bool starts_early();
+// Launches a kernel that comes right after another one on this stream, with no fork or join between
+// them. Its launch does not wait for what that one writes; wait_for_earlier does, and must be the
+// first thing in the kernel.
+template <typename... Params, typename... Args>
+void launch_next(void (*kernel)(Params...), unsigned blocks, int threads, size_t bytes,
+                 const char* what, const Args&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = bytes;
+  config.stream = this_stream();
+  config.attrs = &early;
+  config.numAttrs = starts_early() ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), what);
+}
+// Waits until what the kernel before wrote can be read.
+__device__ inline void wait_for_earlier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Bytes of shared memory that a block of this GPU can have.
+size_t most_shared_memory();
 // After a launch: bad configurations show here, errors inside kernels at the next synchronize.
 inline void check_launch(const char* what) {
   check_cuda(cudaGetLastError(), what);

@@ -16,8 +16,9 @@ struct ForwardWork {
   FwpkmKeyWork keys{};
   size_t bytes = 0, map_bytes = 0;
 
-  ForwardWork(FwpkmCall* call, bool saved, void* workspace) {
-    Carver carver(workspace);
+  ForwardWork(FwpkmCall* call, const OpArgs& args, void* workspace) {
+    Carver carver(workspace), for_backward(args.saved[FwpkmSaved::groups].data);
+    const bool saved = static_cast<bool>(args.saved[FwpkmSaved::scores]);
     const int64_t all = int64_t{call->batch} * call->time, subs = int64_t{call->books} * call->k;
     const int64_t chunk = call->batch * longest_span(*call);
     if (!saved) {
@@ -27,14 +28,19 @@ struct ForwardWork {
       call->chain = carver.take<int32_t>(all * call->reads);
     }
     products.take(&carver, *call);
-    lists.take(&carver, *call, call->write, call->keys_move, true);
+    const FwpkmKept kept(saved && call->write ? &for_backward : &carver, *call);
+    require(!saved ||
+                for_backward.used() <= static_cast<size_t>(args.saved[FwpkmSaved::groups].bytes()),
+            "fwpkm", "the groups need {} bytes, not {}", for_backward.used(),
+            args.saved[FwpkmSaved::groups].bytes());
+    lists.take(&carver, *call, kept, false);
     if (call->write) {
       found.errors = carver.take<float>(chunk * call->dv);
       found.coefficients = carver.take<float>(chunk * call->reads);
       take_map(&carver, call);
     }
     if (call->keys_move) {
-      take_keys(&carver, *call, all * subs, chunk);
+      take_keys(&carver, *call, kept, all * subs, chunk);
     }
     bytes = carver.used();
   }
@@ -49,14 +55,15 @@ struct ForwardWork {
       call->map = reinterpret_cast<int2*>(carver->take<std::byte>(static_cast<int64_t>(map_bytes)));
     }
   }
-  void take_keys(Carver* carver, const FwpkmCall& call, int64_t selections, int64_t chunk) {
+  void take_keys(Carver* carver, const FwpkmCall& call, const FwpkmKept& kept, int64_t selections,
+                 int64_t chunk) {
     if (call.addr_loss) {
-      found.p = carver->take<float>(selections);
-      keys.marginals.p = found.p;
+      found.p = kept.p;
+      keys.marginals.p = kept.p;
       keys.marginals.tile_sums =
           carver->take<float>(int64_t{call.books} * lists.entry_tiles * call.n);
-      keys.marginals.pbar = carver->take<float>(int64_t{call.marginals} * call.n);
-      keys.marginals.slope = carver->take<float>(int64_t{call.marginals} * call.n);
+      keys.marginals.pbar = kept.pbar;
+      keys.marginals.slope = kept.slope;
     } else {
       found.push = carver->take<float>(selections);
       found.along = carver->take<float>(chunk * call.reads);
@@ -124,11 +131,10 @@ void run_beside(bool beside, Part&& part) {
 }
 
 // Whether values can be left to the second stream: selections and keys then never depend on them.
-// Of what the two share, the first stream only writes slots, sums of scores (in `weights`) and
-// lists of reads, each chunk its own, before it forks for who reads them; the lists are made from
-// slots, which nobody changes. All else that the second one reads or writes (weights, sources,
-// chains, shares, y, losses, errors, coefficients, the log, the map) is touched by it alone until
-// they join.
+// Of what the two share, the first stream only writes slots and sums of scores (in `weights`), each
+// chunk its own, before it forks for who reads them. All else that the second one reads or writes
+// (weights, sources, chains, shares, lists of reads, y, losses, errors, coefficients, the log, the
+// map) is touched by it alone until they join.
 bool values_apart(const FwpkmCall& call) {
   const bool pushed_by_values = call.keys_move && !call.addr_loss;
   return !pushed_by_values && (call.keys_move || call.chunks > 1);
@@ -220,7 +226,7 @@ FwpkmCall::FwpkmCall(const OpArgs& args) {
 void fwpkm_forward_cuda(const OpArgs& args) {
   const FwpkmSizes s(args);
   FwpkmCall call(args);
-  const ForwardWork work(&call, static_cast<bool>(args.saved[FwpkmSaved::scores]), args.workspace);
+  const ForwardWork work(&call, args, args.workspace);
   start(call, work, args);
   if (call.batch == 0 || call.chunks == 0) {
     return;
@@ -233,19 +239,18 @@ void fwpkm_forward_cuda(const OpArgs& args) {
                    [&] { select_slots(call, work.products, span, c == 0, work.found.p); });
     run_beside(apart, [&] {
       Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
-    });
-    if (!call.write) {
-      continue;
-    }
-    Profile::phase(FwpkmPhases::write_values,
-                   [&] { group_chunk(call, work.lists, span, work.keys.marginals); });
-    run_beside(apart, [&] {
-      Profile::phase(FwpkmPhases::write_values,
-                     [&] { write_values(call, span, work.lists.of(call, span), work.found); });
+      if (call.write) {
+        Profile::phase(FwpkmPhases::write_values, [&] {
+          group_reads(call, work.lists, span);
+          write_values(call, span, work.lists.of(call, span), work.found);
+        });
+      }
     });
     if (call.keys_move) {
       Profile::phase(FwpkmPhases::write_keys, [&] {
-        move_keys(call, span, work.lists.of(call, span), work.found, work.keys, work.products);
+        const FwpkmKeyWork keys = work.keys.of(call, span);
+        group_selections(call, work.lists, span, keys.marginals);
+        move_keys(call, span, work.lists.of(call, span), work.found, keys, work.products);
       });
     }
   }
@@ -259,7 +264,7 @@ size_t fwpkm_workspace_cuda(const OpArgs& args, bool backward) {
     return fwpkm_backward_bytes(args);
   }
   FwpkmCall call(args);
-  return ForwardWork(&call, static_cast<bool>(args.saved[FwpkmSaved::scores]), nullptr).bytes;
+  return ForwardWork(&call, args, nullptr).bytes;
 }
 
 }  // namespace fwpkm

@@ -12,12 +12,13 @@ struct BackwardWork {
   FwpkmLists lists{};
   size_t bytes = 0;
 
-  BackwardWork(const FwpkmCall& call, FwpkmBack* back, void* workspace) {
-    Carver carver(workspace);
+  BackwardWork(const FwpkmCall& call, FwpkmBack* back, const OpArgs& args, void* workspace) {
+    Carver carver(workspace), from_forward(args.saved[FwpkmSaved::groups].data);
     const int64_t all = int64_t{call.batch} * call.time, subs = int64_t{call.books} * call.k;
     const int64_t chunk = call.batch * longest_span(call);
     const int64_t chains = call.write ? call.owners * call.chain_cap : 0;
-    lists.take(&carver, call, call.write && call.chunks > 1, call.keys_move, true);
+    const FwpkmKept kept(&from_forward, call);
+    lists.take(&carver, call, kept, true);
     back->dvalues = carver.take<float>(chains * call.dv);
     back->live = carver.take<uint8_t>(chains);
     back->errors = carver.take<float>(chunk * call.dv);
@@ -30,10 +31,10 @@ struct BackwardWork {
       back->dkeys =
           carver.take<float>((back->kept_chunks + 1) * int64_t{call.books} * call.n * call.half);
       back->gam = carver.take<float>(chunk * subs);
-      back->p = carver.take<float>(all * subs);
+      back->p = kept.p;
       back->push = carver.take<float>(all * subs);
-      back->pbar = carver.take<float>(call.chunks * marginals);
-      back->slope = carver.take<float>(call.chunks * marginals);
+      back->pbar = kept.pbar;
+      back->slope = kept.slope;
       back->dpbar = carver.take<float>(marginals);
       back->along = carver.take<float>(chunk * call.reads);
       back->dalong = carver.take<float>(chunk * call.reads);
@@ -49,7 +50,6 @@ struct BackwardWork {
 // runs ahead. What the two share:
 //   dw                  V writes it, each chunk in its own place; K's through_scores comes after a
 //                       join that follows through_values of the chunk
-//   lists by slot       written once, on the first stream; V reads them after the second fork
 //   inputs, saved       only read
 // All else in FwpkmBack and all gradients belong to one of the chains: dv, dg, dvalues, live,
 // errors and dreads to V, the rest to K. While phases are timed there is one stream, and the order
@@ -71,8 +71,8 @@ class TwoChains {
         keys([&] { before_values(span, groups); });
       }
       values([&] { through_values(call_, span, back_, static_cast<float>(s_.step(c))); });
-      if (c == call_.chunks - 1) {
-        prepare();
+      if (c == call_.chunks - 1 && c > 0 && call_.keys_move && call_.addr_loss) {
+        keys([&] { push_all(call_, back_); });
       }
       join();
       keys([&] {
@@ -136,14 +136,6 @@ class TwoChains {
                  "fwpkm clearing gradients");
     }
   }
-  // What is needed from the first chunk on whose keys have gradients or whose rows give some.
-  void prepare() {
-    Profile::phase(FwpkmPhases::backward_values, [&] { group_all(call_, lists_); });
-    fork();
-    if (call_.keys_move && call_.addr_loss && call_.chunks > 1) {
-      keys([&] { push_all(call_, lists_, back_); });
-    }
-  }
   void before_values(const FwpkmSpan& span, const FwpkmGroups& groups) const {
     if (back_.memory) {
       FwpkmFound found{};
@@ -188,7 +180,7 @@ void fwpkm_backward_cuda(const OpArgs& args) {
   FwpkmCall call(args);
   call.keys = args.in[FwpkmIn::keys].ptr<float>();
   FwpkmBack back(args);
-  const BackwardWork work(call, &back, args.workspace);
+  const BackwardWork work(call, &back, args, args.workspace);
   if (call.batch == 0 || call.chunks == 0) {
     return;
   }
@@ -197,7 +189,7 @@ void fwpkm_backward_cuda(const OpArgs& args) {
 
 size_t fwpkm_backward_bytes(const OpArgs& args) {
   FwpkmBack back(args);
-  return BackwardWork(FwpkmCall(args), &back, nullptr).bytes;
+  return BackwardWork(FwpkmCall(args), &back, args, nullptr).bytes;
 }
 
 }  // namespace fwpkm

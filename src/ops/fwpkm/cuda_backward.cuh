@@ -22,12 +22,12 @@ struct FwpkmBack {
   // From the values to the keys.
   float* dw;  // of all tokens, [B*T, reads]: the gradients of weights
   // Of the keys: chain K.
-  float* dkeys;          // [kept_chunks + 1, books, n, half]: of the keys after a chunk
-  float* gam;            // of the chunk, [tokens, books, k]: gradients of pushes
-  float *ds, *p, *push;  // of all tokens, [B*T, books, k]; ds: gradients of scores
-  float *pbar, *slope;   // [chunks, marginals, n]
-  float* dpbar;          // [marginals, n]
-  float* parts;          // as in FwpkmKeyWork
+  float* dkeys;                   // [kept_chunks + 1, books, n, half]: of the keys after a chunk
+  float* gam;                     // of the chunk, [tokens, books, k]: gradients of pushes
+  float *ds, *push;               // of all tokens, [B*T, books, k]; ds: gradients of scores
+  const float *p, *pbar, *slope;  // as in FwpkmKept
+  float* dpbar;                   // [marginals, n]
+  float* parts;                   // as in FwpkmKeyWork
 
   int kept_chunks = 1;     // chunks whose queries are done at a time
   bool keys_live = false;  // whether dkeys of the chunk is not all zero
@@ -54,8 +54,8 @@ struct FwpkmQueries {
 // What fwpkm_backward_cuda needs in its workspace.
 size_t fwpkm_backward_bytes(const OpArgs& args);
 
-// With the addressing loss: p, marginals and pushes of all chunks.
-void push_all(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmBack& back);
+// With the addressing loss: pushes of all chunks.
+void push_all(const FwpkmCall& call, const FwpkmBack& back);
 // From the gradients of moved keys to those of their pushes and of the marginals.
 void find_gam(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
               const FwpkmBack& back);

@@ -5,41 +5,6 @@
 namespace fwpkm {
 namespace {
 
-// p of all tokens: a thread for each token and codebook.
-__global__ void __launch_bounds__(kFwpkmThreads)
-    softmax_kernel(const float* scores, int64_t count, int k, float* p) {
-  const int64_t item = blockIdx.x * int64_t{kFwpkmThreads} + threadIdx.x;
-  if (item >= count) {
-    return;
-  }
-  scores += item * k;
-  p += item * k;
-  float top = -INFINITY, total = 0;
-  for (int r = 0; r < k; ++r) {
-    top = fmaxf(top, scores[r]);
-  }
-  for (int r = 0; r < k; ++r) {
-    total += expf(scores[r] - top);
-  }
-  for (int r = 0; r < k; ++r) {
-    p[r] = expf(scores[r] - top) / total;
-  }
-}
-
-// Marginals of all chunks: a warp for each sub-key of each.
-__global__ void __launch_bounds__(kFwpkmThreads)
-    marginals_kernel(FwpkmCall call, FwpkmLists lists, FwpkmBack back) {
-  const int64_t item = blockIdx.x * int64_t{kFwpkmWarps} + threadIdx.x / 32;
-  const int each = call.marginals * call.n;
-  if (item < static_cast<int64_t>(call.chunks) * each) {
-    const int chunk = static_cast<int>(item / each);
-    const FwpkmSpan span(call, chunk);
-    const int64_t first = static_cast<int64_t>(chunk) * each;
-    find_marginal(call, span, lists.of(call, span), back.p, static_cast<int>(item % each),
-                  back.pbar + first, back.slope + first);
-  }
-}
-
 // Pushes of all chunks: a thread for each.
 __global__ void __launch_bounds__(kFwpkmThreads) pushes_kernel(FwpkmCall call, FwpkmBack back) {
   const int64_t item = blockIdx.x * int64_t{kFwpkmThreads} + threadIdx.x;
@@ -59,6 +24,7 @@ __global__ void __launch_bounds__(kFwpkmThreads) pushes_kernel(FwpkmCall call, F
 template <typename T, int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     gam_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+  wait_for_earlier();
   constexpr int kGroups = kFwpkmKeyGroups, kAhead = sizeof(T) == 2 ? 8 : 4;
   const int pieces = pieces_of(call, span), lane = threadIdx.x % 32;
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
@@ -107,6 +73,7 @@ __device__ float slope_gradient(const FwpkmCall& call, const FwpkmBack& back, co
 // dpbar: a warp for each sub-key of each marginal, two selections for each lane at a time.
 __global__ void __launch_bounds__(kFwpkmThreads)
     dpbar_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+  wait_for_earlier();
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.marginals * call.n) {
     return;
@@ -250,6 +217,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 template <typename T, int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     spread_keys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+  wait_for_earlier();
   const int pieces = pieces_of(call, span);
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * pieces) {
@@ -268,6 +236,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads)
     dkeys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+  wait_for_earlier();
   constexpr int kGroups = kFwpkmKeyGroups;
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * call.n) {
@@ -304,21 +273,12 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   }
 }
 
-unsigned thread_blocks(int64_t items) {
-  return static_cast<unsigned>(ceil_div(items, kFwpkmThreads));
-}
-
 }  // namespace
 
-void push_all(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmBack& back) {
-  const int64_t rows = int64_t{call.batch} * call.time * call.books;
-  softmax_kernel<<<thread_blocks(rows), kFwpkmThreads, 0, this_stream()>>>(call.scores, rows,
-                                                                           call.k, back.p);
-  check_launch("fwpkm softmax");
-  marginals_kernel<<<fwpkm_blocks(int64_t{call.chunks} * call.marginals * call.n), kFwpkmThreads, 0,
-                     this_stream()>>>(call, lists, back);
-  check_launch("fwpkm marginals");
-  pushes_kernel<<<thread_blocks(rows * call.k), kFwpkmThreads, 0, this_stream()>>>(call, back);
+void push_all(const FwpkmCall& call, const FwpkmBack& back) {
+  const int64_t items = int64_t{call.batch} * call.time * call.books * call.k;
+  pushes_kernel<<<static_cast<unsigned>(ceil_div(items, kFwpkmThreads)), kFwpkmThreads, 0,
+                  this_stream()>>>(call, back);
   check_launch("fwpkm pushes");
 }
 
@@ -326,14 +286,12 @@ void find_gam(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& g
               const FwpkmBack& back) {
   const unsigned blocks = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    gam_kernel<T, Run::value>
-        <<<blocks, kFwpkmThreads, 0, this_stream()>>>(call, span, groups, back);
+    launch_next(&gam_kernel<T, Run::value>, blocks, kFwpkmThreads, 0, "fwpkm gradients of pushes",
+                call, span, groups, back);
   });
-  check_launch("fwpkm gradients of pushes");
   if (call.addr_loss) {
-    dpbar_kernel<<<fwpkm_blocks(int64_t{call.marginals} * call.n), kFwpkmThreads, 0,
-                   this_stream()>>>(call, span, groups, back);
-    check_launch("fwpkm gradients of marginals");
+    launch_next(&dpbar_kernel, fwpkm_blocks(int64_t{call.marginals} * call.n), kFwpkmThreads, 0,
+                "fwpkm gradients of marginals", call, span, groups, back);
   }
 }
 
@@ -351,16 +309,13 @@ void to_earlier_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGr
                      const FwpkmBack& back) {
   const unsigned pieces = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    spread_keys_kernel<T, Run::value>
-        <<<pieces, kFwpkmThreads, 0, this_stream()>>>(call, span, groups, back);
+    launch_next(&spread_keys_kernel<T, Run::value>, pieces, kFwpkmThreads, 0,
+                "fwpkm gradients of keys, in parts", call, span, groups, back);
   });
-  check_launch("fwpkm gradients of keys, in parts");
   with_run(call, [&](auto run) {
-    dkeys_kernel<decltype(run)::value>
-        <<<fwpkm_blocks(int64_t{call.books} * call.n), kFwpkmThreads, 0, this_stream()>>>(
-            call, span, groups, back);
+    launch_next(&dkeys_kernel<decltype(run)::value>, fwpkm_blocks(int64_t{call.books} * call.n),
+                kFwpkmThreads, 0, "fwpkm gradients of keys", call, span, groups, back);
   });
-  check_launch("fwpkm gradients of keys");
 }
 
 }  // namespace fwpkm

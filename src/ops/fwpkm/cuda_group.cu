@@ -128,15 +128,14 @@ __device__ void sum_tile(const FwpkmCall& call, const FwpkmSpan& span, int book,
   }
 }
 
-// A block for each tile of each chunk; those of the owners' lists come first.
+// A block for each tile of a chunk; those of the owners' lists come first.
 __global__ void __launch_bounds__(kSortThreads, 3)
-    sort_kernel(FwpkmCall call, FwpkmLists lists, int first, FwpkmMarginals marginals) {
+    sort_kernel(FwpkmCall call, FwpkmLists lists, FwpkmSpan span, FwpkmMarginals marginals) {
+  wait_for_earlier();
   __shared__ uint32_t ids[kFwpkmTile];
   __shared__ uint16_t orders[2][kFwpkmTile];
-  const int each = lists.tiles(call), of_reads = call.owners * lists.read_tiles;
-  const FwpkmSpan span(call, first + static_cast<int>(blockIdx.x) / each);
+  const int of_reads = call.owners * lists.read_tiles, index = blockIdx.x;
   const FwpkmGroups groups = lists.of(call, span);
-  const int index = static_cast<int>(blockIdx.x) % each;
   const bool by_slot = index < of_reads;
   const int rest = by_slot ? index : index - of_reads;
   const int tiles = by_slot ? lists.read_tiles : lists.entry_tiles;
@@ -299,13 +298,11 @@ struct MergeItems {
 };
 
 __global__ void __launch_bounds__(kFwpkmThreads)
-    merge_kernel(FwpkmCall call, FwpkmLists lists, int first, FwpkmMarginals marginals,
-                 int blocks) {
-  const int block = blockIdx.x;  // `blocks` for each chunk
-  const FwpkmSpan span(call, first + block / blocks);
+    merge_kernel(FwpkmCall call, FwpkmLists lists, FwpkmSpan span, FwpkmMarginals marginals) {
+  wait_for_earlier();
   const FwpkmGroups groups = lists.of(call, span);
   const MergeItems items(call, lists, span, marginals);
-  int64_t i = block % blocks * int64_t{kFwpkmThreads} + threadIdx.x;
+  int64_t i = blockIdx.x * int64_t{kFwpkmThreads} + threadIdx.x;
   if (i < items.reads) {
     merge_read(call, groups, span, lists.read_tiles, static_cast<int>(i));
   } else if (i -= items.reads; i < items.entries) {
@@ -317,64 +314,77 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   }
 }
 
-// For `chunks` chunks from `first` on, which is the longest of them.
-void group(const FwpkmCall& call, const FwpkmLists& lists, int first, int chunks,
+void group(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
            const FwpkmMarginals& marginals) {
-  const int tiles = lists.tiles(call) * chunks;
+  const int tiles = lists.tiles(call);
   if (tiles == 0) {
     return;
   }
-  sort_kernel<<<static_cast<unsigned>(tiles), kSortThreads, 0, this_stream()>>>(call, lists, first,
-                                                                                marginals);
-  check_launch("fwpkm sorting tiles");
-  const MergeItems items(call, lists, FwpkmSpan(call, first), marginals);
+  launch_next(&sort_kernel, static_cast<unsigned>(tiles), kSortThreads, 0, "fwpkm sorting tiles",
+              call, lists, span, marginals);
+  const MergeItems items(call, lists, span, marginals);
   const int64_t all = items.reads + items.entries + items.starts + items.marginals;
-  if (all == 0) {
-    return;
+  if (all > 0) {
+    launch_next(&merge_kernel, static_cast<unsigned>(ceil_div(all, kFwpkmThreads)), kFwpkmThreads,
+                0, "fwpkm merging tiles", call, lists, span, marginals);
   }
-  const auto blocks = static_cast<int>(ceil_div(all, kFwpkmThreads));
-  merge_kernel<<<static_cast<unsigned>(blocks * chunks), kFwpkmThreads, 0, this_stream()>>>(
-      call, lists, first, marginals, blocks);
-  check_launch("fwpkm merging tiles");
 }
 
 }  // namespace
 
-void FwpkmLists::take(Carver* carver, const FwpkmCall& call, bool by_slot, bool by_key,
-                      bool all_chunks) {
-  all = all_chunks;
-  const int64_t length = std::min(call.time, call.chunk), chunk = call.batch * length;
-  const int64_t tokens = all ? static_cast<int64_t>(call.batch) * call.time : chunk;
-  const int64_t chunks = all ? call.chunks : 1;
-  if (by_slot) {
+FwpkmKept::FwpkmKept(Carver* carver, const FwpkmCall& call) {
+  const int64_t tokens = int64_t{call.batch} * call.time;
+  const int64_t selections = call.keys_move ? tokens * call.books * call.k : 0;
+  reads = carver->take<uint64_t>(call.write ? tokens * call.reads : 0);
+  entries = carver->take<uint64_t>(selections);
+  starts =
+      carver->take<int32_t>(selections > 0 ? int64_t{call.chunks} * call.books * (call.n + 1) : 0);
+  p = pbar = slope = nullptr;
+  if (call.addr_loss) {
+    const int64_t marginals = selections > 0 ? int64_t{call.chunks} * call.marginals * call.n : 0;
+    p = carver->take<float>(selections);
+    pbar = carver->take<float>(marginals);
+    slope = carver->take<float>(marginals);
+  }
+}
+
+void FwpkmLists::take(Carver* carver, const FwpkmCall& call, const FwpkmKept& kept, bool sorted) {
+  const int64_t chunk = call.batch * longest_span(call);
+  const int64_t tokens = int64_t{call.batch} * call.time, chunks = call.chunks;
+  if (call.write) {
     read_tiles = static_cast<int>(ceil_div(chunk / call.owners * call.reads, kFwpkmTile));
     slot_bits = bits_below(static_cast<int64_t>(call.n) * call.n);
   }
-  if (by_key) {
+  if (call.keys_move) {
     entry_tiles = static_cast<int>(ceil_div(chunk * call.k, kFwpkmTile));
     id_bits = bits_below(call.n);
   }
+  first = {kept.reads, kept.entries, kept.reads, kept.entries, kept.starts, kept.starts, nullptr};
+  if (sorted) {
+    return;
+  }
   // A list of one tile is sorted when its tile is.
-  const auto take = [&](int tiles, int64_t count, uint64_t** tiled, uint64_t** merged) {
-    *tiled = carver->take<uint64_t>(tiles > 0 ? count : 0);
-    *merged = tiles > 1 ? carver->take<uint64_t>(count) : *tiled;
-  };
-  take(read_tiles, tokens * call.reads, &first.read_tiles, &first.reads);
-  take(entry_tiles, tokens * call.books * call.k, &first.entry_tiles, &first.entries);
-  const int64_t starts = chunks * call.books * (call.n + 1);
-  first.tile_starts = carver->take<int32_t>(starts * entry_tiles);
-  first.starts = entry_tiles > 1 ? carver->take<int32_t>(starts) : first.tile_starts;
-  first.read_starts =
-      carver->take<int32_t>(read_tiles > 1 ? chunks * call.owners * read_tiles * (call.n + 1) : 0);
+  if (read_tiles > 1) {
+    first.read_tiles = carver->take<uint64_t>(tokens * call.reads);
+    first.read_starts = carver->take<int32_t>(chunks * call.owners * read_tiles * (call.n + 1));
+  }
+  if (entry_tiles > 1) {
+    first.entry_tiles = carver->take<uint64_t>(tokens * call.books * call.k);
+    first.tile_starts = carver->take<int32_t>(chunks * call.books * (call.n + 1) * entry_tiles);
+  }
 }
 
-void group_chunk(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
-                 const FwpkmMarginals& marginals) {
-  group(call, lists, span.number, 1, marginals);
+void group_reads(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span) {
+  FwpkmLists some = lists;
+  some.entry_tiles = 0;
+  group(call, some, span, {});
 }
 
-void group_all(const FwpkmCall& call, const FwpkmLists& lists) {
-  group(call, lists, 0, call.chunks, {});
+void group_selections(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
+                      const FwpkmMarginals& marginals) {
+  FwpkmLists some = lists;
+  some.read_tiles = 0;
+  group(call, some, span, marginals);
 }
 
 }  // namespace fwpkm

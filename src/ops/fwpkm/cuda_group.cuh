@@ -31,28 +31,36 @@ inline __host__ __device__ int place_of(uint64_t element) {
   return static_cast<int>(element & 0xffffffffu);
 }
 
-// The groups of one chunk at a time or of all chunks.
+// What forward leaves to backward (FwpkmSaved::groups), of all chunks: sorted lists and, with the
+// addressing loss, p and the marginals. FwpkmSizes::group_bytes is how much that is.
+struct FwpkmKept {
+  uint64_t *reads, *entries;  // as in FwpkmGroups
+  int32_t* starts;
+  float *p, *pbar, *slope;  // as in FwpkmMarginals; null without the addressing loss
+
+  FwpkmKept(Carver* carver, const FwpkmCall& call);
+};
+
+// The groups of all chunks.
 struct FwpkmLists {
   FwpkmGroups first;
   int read_tiles = 0, entry_tiles = 0;  // of the list of a whole chunk; 0: nobody wants such lists
   int slot_bits = 1, id_bits = 1;
-  bool all = false;
 
-  void take(Carver* carver, const FwpkmCall& call, bool by_slot, bool by_key, bool all_chunks);
+  // Takes nothing to sort with if `sorted`.
+  void take(Carver* carver, const FwpkmCall& call, const FwpkmKept& kept, bool sorted);
 
   __host__ __device__ FwpkmGroups of(const FwpkmCall& call, const FwpkmSpan& span) const {
     FwpkmGroups g = first;
-    if (all) {
-      const int64_t tokens = static_cast<int64_t>(call.batch) * span.first;
-      const int64_t starts = static_cast<int64_t>(span.number) * call.books * (call.n + 1);
-      g.reads += tokens * call.reads;
-      g.read_tiles += tokens * call.reads;
-      g.entries += tokens * call.books * call.k;
-      g.entry_tiles += tokens * call.books * call.k;
-      g.starts += starts;
-      g.tile_starts += starts * entry_tiles;
-      g.read_starts += static_cast<int64_t>(span.number) * call.owners * read_tiles * (call.n + 1);
-    }
+    const int64_t tokens = static_cast<int64_t>(call.batch) * span.first;
+    const int64_t starts = static_cast<int64_t>(span.number) * call.books * (call.n + 1);
+    g.reads += tokens * call.reads;
+    g.read_tiles += tokens * call.reads;
+    g.entries += tokens * call.books * call.k;
+    g.entry_tiles += tokens * call.books * call.k;
+    g.starts += starts;
+    g.tile_starts += starts * entry_tiles;
+    g.read_starts += static_cast<int64_t>(span.number) * call.owners * read_tiles * (call.n + 1);
     return g;
   }
   // Tiles of a chunk: those of the owners' lists come first.
@@ -68,10 +76,10 @@ struct FwpkmMarginals {
   float *pbar, *slope;  // [marginals, n]: the mean, and the slope of p log(p + eps)
 };
 
-// Sorts a chunk's reads by slot and its selections by sub-key, as far as there are lists.
-void group_chunk(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
-                 const FwpkmMarginals& marginals);
-// The same for all chunks.
-void group_all(const FwpkmCall& call, const FwpkmLists& lists);
+// Sorts a chunk's reads by slot; its selections by sub-key. Each if there are such lists, and right
+// after another kernel (launch_next).
+void group_reads(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span);
+void group_selections(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
+                      const FwpkmMarginals& marginals);
 
 }  // namespace fwpkm

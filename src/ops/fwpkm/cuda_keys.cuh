@@ -214,25 +214,4 @@ __device__ inline float marginal_slope(float p) {
   return p > 0 ? logf(p + eps) + p / (p + eps) : 0.0f;
 }
 
-// pbar and the slope of p log(p + eps) for sub-key `item` of all marginals, [marginals, n] each:
-// the work of a warp.
-__device__ inline void find_marginal(const FwpkmCall& call, const FwpkmSpan& span,
-                                     const FwpkmGroups& groups, const float* p, int item,
-                                     float* pbar, float* slope) {
-  const int id = item % call.n;
-  float sum = 0;
-  for (int book = item / call.n; book < call.books; book += call.marginals) {
-    const int end = groups.start(call, book, id + 1);
-    for (int i = groups.start(call, book, id) + static_cast<int>(threadIdx.x % 32); i < end;
-         i += 32) {
-      sum += p[Selection(call, span, groups, book, i).of_all(call, book)];
-    }
-  }
-  const float mean = warp_sum(sum) / marginal_tokens(call, span);
-  if (threadIdx.x % 32 == 0) {
-    pbar[item] = mean;
-    slope[item] = marginal_slope(mean);
-  }
-}
-
 }  // namespace fwpkm

@@ -11,7 +11,7 @@ using namespace tiles;
 
 // Eight lanes have a pair. Lane l has what lanes l, l + 8, l + 16 and l + 24 have where a warp does
 // the same (find_closeness), and adds it up in the order of warp_sum.
-template <bool kDot>
+template <bool kDot, bool kWhole>
 struct Pair {
   static constexpr int kParts = 4;
   int number;
@@ -25,7 +25,7 @@ struct Pair {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
         const int c = g * 128 + part * 32 + threadIdx.x % 8 * 4;
-        if (c < tile.call.half) {
+        if (kWhole || c < tile.call.half) {
           load_run(keys + c, key[part][g]);
         }
       }
@@ -40,7 +40,7 @@ struct Pair {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
         const int c = g * 128 + part * 32 + threadIdx.x % 8 * 4;
-        if (c < tile.call.half) {
+        if (kWhole || c < tile.call.half) {
           const uint2 four = *reinterpret_cast<const uint2*>(&m.q[token][c]);
           const float2 low = unpack_two(four.x), high = unpack_two(four.y);
           const float x[4] = {low.x, low.y, high.x, high.y};
@@ -65,7 +65,7 @@ struct Pair {
 };
 
 // How close the pairs are. While one is at work the sub-key of the next is on its way.
-template <bool kDot>
+template <bool kDot, bool kWhole>
 __device__ void look_closely(const Tile& tile) {
   constexpr int kTogether = kFwpkmThreads / 8;
   const int count = tile.memory.pair_count;
@@ -75,7 +75,7 @@ __device__ void look_closely(const Tile& tile) {
   const float* keys =
       tile.call.keys + static_cast<int64_t>(tile.book) * tile.call.n * tile.call.half;
   int at = static_cast<int>(threadIdx.x) / 8;
-  Pair<kDot> a, b;
+  Pair<kDot, kWhole> a, b;
   a.fetch(tile, keys, at, count);
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += 2 * kTogether, at += 2 * kTogether) {
@@ -114,7 +114,7 @@ __device__ void sort_lists(const Tile& tile) {
 
 // For tokens that cannot go by candidates: all sub-keys, directly. Rare, so nobody waits for its
 // code.
-__device__ __noinline__ void take_from_all(const Tile& tile, int i) {
+__device__ __noinline__ void take_from_all(Tile tile, int i) {
   Memory& m = tile.memory;
   const FwpkmCall& call = tile.call;
   const int side = tile.book % 2;
@@ -176,7 +176,7 @@ __device__ bool comes_last(const Tile& tile, int number) {
 }
 
 // The slots of a token with ties.
-__device__ __noinline__ void pick_slowly(const FwpkmCall& call, const Best& best, uint64_t* list) {
+__device__ __noinline__ void pick_slowly(const FwpkmCall& call, Best best, uint64_t* list) {
   pick_slots<kBest>(call, best, nullptr, list);
 }
 
@@ -218,11 +218,12 @@ __device__ void pick_all(const Tile& tile) {
   }
 }
 
-template <bool kDot>
+template <bool kDot, bool kWhole>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     tile_kernel(const __grid_constant__ FwpkmCall call, const __grid_constant__ FwpkmProducts work,
                 const __grid_constant__ FwpkmSpan span, const __grid_constant__ FwpkmSlack slack,
                 float* p) {
+  wait_for_earlier();
   extern __shared__ __align__(16) uint4 shared[];
   Memory& m = *reinterpret_cast<Memory*>(shared);
   const int number = blockIdx.x / call.books, warp = threadIdx.x / 32;
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   for (int step = 0; step < kStages - 1; ++step) {
     feed.fetch(tile);
   }
-  load_tile(tile, slack);
+  load_tile<kWhole>(tile, slack);
   __syncthreads();
   Hits earlier{}, last{};
   find_candidates<kDot>(tile, &feed, &earlier, &last);
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     }
   });
   __syncthreads();
-  look_closely<kDot>(tile);
+  look_closely<kDot, kWhole>(tile);
 #pragma unroll 1
   for (int i = warp; i < tile.count; i += kFwpkmWarps) {
     if ((m.all[i / 32] >> i % 32 & 1) != 0) {
@@ -286,13 +287,15 @@ void select_in_tiles(const FwpkmCall& call, const FwpkmProducts& work, const Fwp
   // here and one elsewhere.
   const auto bytes = static_cast<int>(
       std::max(sizeof(Memory), std::min<size_t>(most_shared_memory() / 2 + 2048, 120000)));
-  const auto kernel = call.dot ? &tile_kernel<true> : &tile_kernel<false>;
+  const bool whole = call.half == kColumnsHeld;
+  const auto kernel = call.dot ? whole ? &tile_kernel<true, true> : &tile_kernel<true, false>
+                      : whole ? &tile_kernel<false, true>
+                               : &tile_kernel<false, false>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "fwpkm asking for shared memory");
   const int64_t blocks = ceil_div(span.count, kTile) * call.books;
-  kernel<<<static_cast<unsigned>(blocks), kFwpkmThreads, static_cast<size_t>(bytes),
-           this_stream()>>>(call, work, span, slack, p);
-  check_launch("fwpkm selecting in tiles");
+  launch_next(kernel, static_cast<unsigned>(blocks), kFwpkmThreads, static_cast<size_t>(bytes),
+              "fwpkm selecting in tiles", call, work, span, slack, p);
 }
 
 }  // namespace fwpkm

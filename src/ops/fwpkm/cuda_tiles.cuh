@@ -13,14 +13,15 @@
 namespace fwpkm::tiles {
 
 inline constexpr int kTile = kFwpkmTileTokens, kUnit = kFwpkmUnit;
-inline constexpr int kMost = 512;     // sub-keys
-inline constexpr int kBest = 8;       // of a token, at most
-inline constexpr int kNear = 64;      // sub-keys of a token that can be looked at closely
-inline constexpr int kStages = 3;     // steps of packed sub-keys on their way
-inline constexpr int kPitch = 272;    // of a query: four rows meet all banks once
-inline constexpr int kTopPitch = 36;  // so that a warp's best of groups meet no bank twice
-inline constexpr int kRows = 8;       // of the tile, and
-inline constexpr int kColumns = 8;    // of a unit, that a lane has numbers of
+inline constexpr int kMost = 512;         // sub-keys
+inline constexpr int kBest = 8;           // of a token, at most
+inline constexpr int kNear = 64;          // sub-keys of a token that can be looked at closely
+inline constexpr int kStages = 3;         // steps of packed sub-keys on their way
+inline constexpr int kColumnsHeld = 256;  // of a query
+inline constexpr int kPitch = 272;        // of a query: four rows meet all banks once
+inline constexpr int kTopPitch = 36;      // so that a warp's best of groups meet no bank twice
+inline constexpr int kRows = 8;           // of the tile, and
+inline constexpr int kColumns = 8;        // of a unit, that a lane has numbers of
 
 struct Selected {
   float scores[2][kTile][kBest];
@@ -76,6 +77,8 @@ struct Tile {
 };
 
 // Queries, zeros where there are none; norms; what else must be there before the products.
+// kWhole: queries have as many columns as there is room for.
+template <bool kWhole>
 __device__ inline void load_tile(const Tile& tile, const FwpkmSlack& slack) {
   constexpr int kRounds = 4;  // queries of a warp that are on their way together
   Memory& m = tile.memory;
@@ -105,7 +108,7 @@ __device__ inline void load_tile(const Tile& tile, const FwpkmSlack& slack) {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
         const int c = g * 128 + lane * 4;
-        if (i < tile.count && c < call.half) {
+        if (i < tile.count && (kWhole || c < call.half)) {
           queries[round][g] = *reinterpret_cast<const uint2*>(q + c);
         }
       }

@@ -128,6 +128,7 @@ __device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const S
 template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     write_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found) {
+  wait_for_earlier();
   __shared__ RowTerm terms[kFwpkmWarps][kFwpkmWindow + 32];
   __shared__ LongWrite rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
   const int warp = threadIdx.x / 32;
@@ -184,6 +185,7 @@ template <typename T, int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads)
     move_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found,
                 FwpkmKeyWork keys, int blocks) {
+  wait_for_earlier();
   const int block = blockIdx.x;
   if (block == blocks) {
     addressing_loss(call, keys.marginals.pbar, call.addressing + span.number);
@@ -210,6 +212,7 @@ template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads)
     keep_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, const float* parts,
                 FwpkmProducts products) {
+  wait_for_earlier();
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * call.n) {
     return;
@@ -257,27 +260,23 @@ void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroup
                   const FwpkmFound& found) {
   const int64_t windows = ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow);
   with_run(call, [&](auto run) {
-    write_kernel<decltype(run)::value>
-        <<<fwpkm_blocks(windows), kFwpkmThreads, 0, this_stream()>>>(call, span, groups, found);
+    launch_next(&write_kernel<decltype(run)::value>, fwpkm_blocks(windows), kFwpkmThreads, 0,
+                "fwpkm writing values", call, span, groups, found);
   });
-  check_launch("fwpkm writing values");
 }
 
 void move_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                const FwpkmFound& found, const FwpkmKeyWork& keys, const FwpkmProducts& products) {
   const unsigned blocks = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    move_kernel<T, Run::value>
-        <<<blocks + (keys.marginals.pbar == nullptr ? 0 : 1), kFwpkmThreads, 0, this_stream()>>>(
-            call, span, groups, found, keys, static_cast<int>(blocks));
+    launch_next(&move_kernel<T, Run::value>, blocks + (keys.marginals.pbar == nullptr ? 0 : 1),
+                kFwpkmThreads, 0, "fwpkm moving keys", call, span, groups, found, keys,
+                static_cast<int>(blocks));
   });
-  check_launch("fwpkm moving keys");
   with_run(call, [&](auto run) {
-    keep_kernel<decltype(run)::value>
-        <<<fwpkm_blocks(int64_t{call.books} * call.n), kFwpkmThreads, 0, this_stream()>>>(
-            call, span, groups, keys.parts, products);
+    launch_next(&keep_kernel<decltype(run)::value>, fwpkm_blocks(int64_t{call.books} * call.n),
+                kFwpkmThreads, 0, "fwpkm keeping keys", call, span, groups, keys.parts, products);
   });
-  check_launch("fwpkm keeping keys");
 }
 
 }  // namespace fwpkm

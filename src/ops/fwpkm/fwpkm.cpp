@@ -73,6 +73,17 @@ void require_shapes(const Tensor& q, const Tensor& v, const Tensor& g, const Ten
 
 }  // namespace
 
+int64_t FwpkmSizes::group_bytes() const {
+  const int64_t tokens = batch * time,
+                selections = set.write && moves_keys() ? tokens * books * k : 0;
+  const auto bytes = [](int64_t count, int64_t size) { return (count * size + 63) / 64 * 64; };
+  const int64_t sorted = bytes(set.write ? tokens * reads : 0, 8) + bytes(selections, 8) +
+                         bytes(selections > 0 ? chunks * books * (n + 1) : 0, 4);
+  return sorted + (set.addr_loss ? bytes(selections, 4) +
+                                       2 * bytes(selections > 0 ? chunks * marginals() * n : 0, 4)
+                                 : 0);
+}
+
 FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tensor& g,
                          const Tensor& keys, const Tensor& values, const FwpkmSettings& settings,
                          const OverlayViews& overlay, const FwpkmSelection& selection) {
@@ -117,6 +128,9 @@ FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tenso
     saved[FwpkmSaved::chain] = run.make("fwpkm.chain", per_read, DType::kI32);
     saved[FwpkmSaved::key_rows] = run.make("fwpkm.key_rows", {key_rows, s.half}, run.wide());
     saved[FwpkmSaved::key_starts] = run.make("fwpkm.key_starts", {s.chunks + 1}, DType::kI32);
+    if (run.device().kind == DeviceKind::kCuda && settings.write) {
+      saved[FwpkmSaved::groups] = run.make("fwpkm.groups", {s.group_bytes() / 4}, DType::kI32);
+    }
   }
   std::vector<Tensor> out = {r.output,     r.slots,         r.weights,         r.losses,
                              r.addressing, r.selection.ids, r.selection.picks, r.keys,

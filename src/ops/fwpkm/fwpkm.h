@@ -97,7 +97,7 @@ struct FwpkmOut {
 // chain: the entry of `writes`. key_rows: sub-keys as they were before each chunk that moved them;
 // key_starts: where each chunk's begin there.
 struct FwpkmSaved {
-  enum : int { scores, share, source, chain, key_rows, key_starts, count };
+  enum : int { scores, share, source, chain, key_rows, key_starts, groups, count };
 };
 
 // What a Profile calls the parts of the CPU kernels' time; together they are all of it.
@@ -146,6 +146,8 @@ struct FwpkmSizes {
   // The distribution that a sub-key's use counts in, and how many tokens it is the mean of.
   int64_t marginal(int64_t book) const { return set.official ? book % 2 : book; }
   int64_t marginals() const { return set.official ? 2 : books; }
+  // FwpkmSaved::groups, which only a GPU wants: what forward sorts and backward needs sorted.
+  int64_t group_bytes() const;
   int64_t marginal_tokens(int64_t c) const {
     return batch * (end(c) - begin(c)) * (set.official ? heads : 1);
   }
