@@ -102,27 +102,23 @@ __device__ void find_starts(int n, int count, int32_t* starts, IdAt&& id_at) {
   }
 }
 
-// The sums of p of each sub-key in a sorted tile of codebook `book`, whose places are place_at(i).
-template <typename PlaceAt>
-__device__ void sum_tile(const FwpkmCall& call, const FwpkmSpan& span, int book,
-                         const int32_t* starts, const float* p, float* sums, PlaceAt&& place_at) {
+// The sums of p of each sub-key in a sorted tile: p[order[i]] belongs to element i.
+__device__ void sum_tile(int n, const int32_t* starts, const uint16_t* order, const float* p,
+                         float* sums) {
   const int thread = threadIdx.x;
   constexpr int kLanes = 4;  // for each sub-key
-  for (int first = 0; first < call.n; first += kSortThreads / kLanes) {
+  for (int first = 0; first < n; first += kSortThreads / kLanes) {
     const int id = first + thread / kLanes;
     float sum = 0;
-    if (id < call.n) {
+    if (id < n) {
       const int end = starts[id + 1];
-#pragma unroll 2
       for (int i = starts[id] + thread % kLanes; i < end; i += kLanes) {
-        const int place = place_at(i);
-        sum += p[(static_cast<int64_t>(span.token(place / call.k)) * call.books + book) * call.k +
-                 place % call.k];
+        sum += p[order[i]];
       }
     }
     sum += __shfl_xor_sync(kWholeWarp, sum, 1);
     sum += __shfl_xor_sync(kWholeWarp, sum, 2);
-    if (id < call.n && thread % kLanes == 0) {
+    if (id < n && thread % kLanes == 0) {
       sums[id] = sum;
     }
   }
@@ -134,6 +130,7 @@ __global__ void __launch_bounds__(kSortThreads, 3)
   wait_for_earlier();
   __shared__ uint32_t ids[kFwpkmTile];
   __shared__ uint16_t orders[2][kFwpkmTile];
+  __shared__ float p[kFwpkmTile];
   const int of_reads = call.owners * lists.read_tiles, index = blockIdx.x;
   const FwpkmGroups groups = lists.of(call, span);
   const bool by_slot = index < of_reads;
@@ -150,9 +147,13 @@ __global__ void __launch_bounds__(kSortThreads, 3)
       ids[i] = call.slots[static_cast<int64_t>(span.token(place / call.reads)) * call.reads +
                           place % call.reads];
     } else {
-      ids[i] =
-          call.ids[(static_cast<int64_t>(span.token(place / call.k)) * call.books + list) * call.k +
-                   place % call.k];
+      const int64_t at =
+          (static_cast<int64_t>(span.token(place / call.k)) * call.books + list) * call.k +
+          place % call.k;
+      ids[i] = call.ids[at];
+      if (marginals.p != nullptr) {
+        p[i] = marginals.p[at];
+      }
     }
     orders[0][i] = static_cast<uint16_t>(i);
   }
@@ -181,8 +182,7 @@ __global__ void __launch_bounds__(kSortThreads, 3)
   find_starts(call.n, count, starts, [&](int i) { return static_cast<int>(ids[order[i]]); });
   if (marginals.p != nullptr) {
     __syncthreads();
-    sum_tile(call, span, list, starts, marginals.p, marginals.tile_sums + of_tile * call.n,
-             [&](int i) { return place_at(order[i]); });
+    sum_tile(call.n, starts, order, p, marginals.tile_sums + of_tile * call.n);
   }
 }
 

@@ -203,8 +203,9 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   const float push = call.addr_loss ? addressing_push(call, span, found.p, keys.marginals.slope,
                                                       at - mine.rank, book, mine.rank)
                                     : found.push[at];
-  sum_piece<T, kRun, 4>(call, span, book, piece, mine, -push * slope_of(call, call.scores[at]),
-                        call.keys, book * call.n + mine.id, keys.parts);
+  sum_piece<T, kRun, sizeof(T) == 2 ? 8 : 4>(call, span, book, piece, mine,
+                                             -push * slope_of(call, call.scores[at]), call.keys,
+                                             book * call.n + mine.id, keys.parts);
 }
 
 // The moved sub-keys, and what they were: a warp for each. What products need of them is renewed.
