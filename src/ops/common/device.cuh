@@ -163,8 +163,8 @@ void check_cuda(cudaError_t error, const char* what);
 // Whether a kernel can be on its way before the one before it has ended (launch_next).
 bool starts_early();
 // Launches a kernel that comes right after another one on this stream, with no fork or join between
-// them. Its launch does not wait for what that one writes; wait_for_earlier does, and must be the
-// first thing in the kernel.
+// them. Its launch does not wait for what that one writes: wait_for_earlier does. Only what has
+// long been there can be read before that.
 template <typename... Params, typename... Args>
 void launch_next(void (*kernel)(Params...), unsigned blocks, int threads, size_t bytes,
                  const char* what, const Args&... args) {
@@ -184,6 +184,13 @@ void launch_next(void (*kernel)(Params...), unsigned blocks, int threads, size_t
 __device__ inline void wait_for_earlier() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets blocks of the next kernel come, where SMs have room, once all of this one have called it;
+// else they come when this one has ended.
+__device__ inline void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 

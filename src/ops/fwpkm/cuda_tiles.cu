@@ -223,18 +223,19 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     tile_kernel(const __grid_constant__ FwpkmCall call, const __grid_constant__ FwpkmProducts work,
                 const __grid_constant__ FwpkmSpan span, const __grid_constant__ FwpkmSlack slack,
                 float* p) {
-  wait_for_earlier();
   extern __shared__ __align__(16) uint4 shared[];
   Memory& m = *reinterpret_cast<Memory*>(shared);
   const int number = blockIdx.x / call.books, warp = threadIdx.x / 32;
   const int book = blockIdx.x % call.books, first = number * kTile;
   const Tile tile{call, work, span, m, first, min(kTile, span.count - first), book};
+  load_queries<kWhole>(tile);
+  wait_for_earlier();
   Feed feed(tile);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) {
     feed.fetch(tile);
   }
-  load_tile<kWhole>(tile, slack);
+  load_norms(tile, slack);
   __syncthreads();
   Hits earlier{}, last{};
   find_candidates<kDot>(tile, &feed, &earlier, &last);

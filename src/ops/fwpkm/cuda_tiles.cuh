@@ -76,10 +76,10 @@ struct Tile {
   __device__ int passes() const { return (units() + kFwpkmWarps - 1) / kFwpkmWarps; }
 };
 
-// Queries, zeros where there are none; norms; what else must be there before the products.
-// kWhole: queries have as many columns as there is room for.
+// Queries, zeros where there are none, and in `slack` their squares: nothing that the kernel before
+// has a hand in. kWhole: queries have as many columns as there is room for.
 template <bool kWhole>
-__device__ inline void load_tile(const Tile& tile, const FwpkmSlack& slack) {
+__device__ inline void load_queries(const Tile& tile) {
   constexpr int kRounds = 4;  // queries of a warp that are on their way together
   Memory& m = tile.memory;
   const FwpkmCall& call = tile.call;
@@ -90,14 +90,6 @@ __device__ inline void load_tile(const Tile& tile, const FwpkmSlack& slack) {
     m.counts[threadIdx.x] = m.filled[threadIdx.x] = m.pair_count = 0;
   }
   __syncthreads();
-  float most = 0;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < tile.work.padded; i += kFwpkmThreads) {
-    const float norm = tile.work.norms[tile.book * tile.work.padded + i];
-    m.norms[i] = norm;
-    most = fmaxf(most, norm);
-  }
-  most = block_max<kFwpkmThreads>(most);
 #pragma unroll 1
   for (int first = warp; first < kTile; first += kRounds * kFwpkmWarps) {
     uint2 queries[kRounds][2] = {};
@@ -126,9 +118,24 @@ __device__ inline void load_tile(const Tile& tile, const FwpkmSlack& slack) {
       }
       square = warp_sum(square);
       if (lane == 0) {
-        m.slack[i] = 2 * slack.most(square, most);
+        m.slack[i] = square;
       }
     }
+  }
+}
+// Norms, and how far below the k-th best a token's sub-keys can be and be among the best.
+__device__ inline void load_norms(const Tile& tile, const FwpkmSlack& slack) {
+  Memory& m = tile.memory;
+  float most = 0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tile.work.padded; i += kFwpkmThreads) {
+    const float norm = tile.work.norms[tile.book * tile.work.padded + i];
+    m.norms[i] = norm;
+    most = fmaxf(most, norm);
+  }
+  most = block_max<kFwpkmThreads>(most);
+  if (threadIdx.x < kTile) {
+    m.slack[threadIdx.x] = 2 * slack.most(m.slack[threadIdx.x], most);
   }
 }
 

@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(kFwpkmThreads)
     keep_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, const float* parts,
                 FwpkmProducts products) {
   wait_for_earlier();
+  let_next_start();  // the next chunk's queries can be fetched
   const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (item >= call.books * call.n) {
     return;
