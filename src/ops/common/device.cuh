@@ -162,9 +162,9 @@ void check_cuda(cudaError_t error, const char* what);
 
 // Whether a kernel can be on its way before the one before it has ended (launch_next).
 bool starts_early();
-// Launches a kernel that comes right after another one on this stream, with no fork or join between
-// them. Its launch does not wait for what that one writes: wait_for_earlier does. Only what has
-// long been there can be read before that.
+// Launches a kernel that comes right after another one on this stream, with no join between them.
+// Its launch does not wait for what that one writes: wait_for_earlier does, which every thread must
+// call. Only what has long been there can be read before that.
 template <typename... Params, typename... Args>
 void launch_next(void (*kernel)(Params...), unsigned blocks, int threads, size_t bytes,
                  const char* what, const Args&... args) {

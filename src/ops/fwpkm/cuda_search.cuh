@@ -111,10 +111,7 @@ struct Search {
 };
 
 // Whether one kernel can do all of it, but for rows that are not aligned.
-inline bool fits_tiles(const FwpkmCall& call) {
-  return call.narrow && call.k <= 8 && call.n <= 512 && call.half % kFwpkmStep == 0 &&
-         call.half <= 256;
-}
+bool fits_tiles(const FwpkmCall& call);
 // Selects the slots of a chunk's tokens where it does (FwpkmProducts::tiled).
 void select_in_tiles(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
                      const FwpkmSlack& slack, float* p);

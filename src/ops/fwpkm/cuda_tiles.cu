@@ -282,6 +282,11 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 }  // namespace
 
+bool fits_tiles(const FwpkmCall& call) {
+  return call.narrow && call.k <= kBest && call.n <= kMost && call.half % kFwpkmStep == 0 &&
+         call.half <= kColumnsHeld && sizeof(Memory) <= most_shared_memory();
+}
+
 void select_in_tiles(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
                      const FwpkmSlack& slack, float* p) {
   // More than half of an SM's, where there is that much: two blocks there would be slower than one

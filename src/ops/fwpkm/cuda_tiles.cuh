@@ -4,7 +4,7 @@
 // reach these.
 //
 // Any grouping gives the same result: k groups that reach a value are k sub-keys that do, so nobody
-// among the k best is more than twice the slack (take_from_near) below the k-th best group.
+// among the k best is more than twice the slack (FwpkmSlack) below the k-th best group.
 #pragma once
 
 #include "ops/common/mma.cuh"
@@ -42,7 +42,6 @@ struct Memory {
     Selected selected;
   };
   float norms[kMost];
-  uint64_t masks[kMost];          // which tokens have a sub-key among theirs
   uint16_t pairs[kTile * kNear];  // that are looked at closely: sub-key times kTile plus token
   float slack[kTile], least[kTile];
   int counts[kTile], filled[kTile], tokens[kTile];

@@ -95,7 +95,7 @@ struct FwpkmOut {
 // scores: of the selected sub-keys. share: 1/N of each read's slot, 0 where it is not written.
 // source: the row that was read: in `rows` if >= 0, the table's if -1, else overlay row -2-source.
 // chain: the entry of `writes`. key_rows: sub-keys as they were before each chunk that moved them;
-// key_starts: where each chunk's begin there.
+// key_starts: where each chunk's begin there. groups: FwpkmSizes::group_bytes.
 struct FwpkmSaved {
   enum : int { scores, share, source, chain, key_rows, key_starts, groups, count };
 };
