@@ -211,9 +211,9 @@ __device__ void pick_all(const Tile& tile) {
     unsigned left = __ballot_sync(kWholeWarp, here && !clear);
 #pragma unroll 1
     while (left != 0) {
-      const int of = (__ffs(left) - 1) / kBest, other = first + of;
+      const int of = (__ffs(left) - 1) / kBest;
       left &= ~(((1u << kBest) - 1) << (of * kBest));
-      pick_slowly(call, best_of(other), m.lists[other]);
+      pick_slowly(call, best_of(first + of), m.lists[first + of]);
     }
   }
 }
