@@ -303,6 +303,13 @@ void wait_for(cudaStream_t waiting, cudaStream_t first) {
   check_cuda(cudaStreamWaitEvent(waiting, context().border), "ordering streams");
 }
 
+int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "asking what the device can do");
+  return value;
+}
+
 }  // namespace
 
 cudaStream_t this_stream() {
@@ -328,24 +335,12 @@ void SideStream::join() {
 }
 
 bool starts_early() {
-  static const bool can = [] {
-    int device = 0, major = 0;
-    check_cuda(cudaGetDevice(&device), "asking for the device");
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-               "asking for the device's kind");
-    return major >= 9;
-  }();
+  static const bool can = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
   return can;
 }
 
 size_t most_shared_memory() {
-  static const int bytes = [] {
-    int device = 0, most = 0;
-    check_cuda(cudaGetDevice(&device), "asking for the device");
-    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-               "asking for shared memory");
-    return most;
-  }();
+  static const int bytes = attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   return static_cast<size_t>(bytes);
 }
 
