@@ -258,26 +258,30 @@ std::vector<Case> fwpkm_cases() {
   // Sizes for which a GPU multiplies and selects in one kernel: tiles of tokens and units of
   // sub-keys that are not full; then crowded sub-keys, a third of them equal to others.
   for (const bool shared : {false, true}) {
+    FwpkmSettings dots = settings(1, 40, 8, 70, 1, shared);
+    dots.dot = true;
+    add({1, 75, 64, 4, true, false, false}, dots);
     add({2, 40, 64, 8, true, false, false}, settings(1, 9, 4, 13, 1, shared));
     add({2, 100, 192, 4, true, true, false}, settings(3, 33, 5, 100, 1, shared));
     add({1, 140, 320, 4, true, false, false}, settings(1, 257, 8, 130, 1, shared));
-    for (const int64_t centres : {1, 16, 100}) {
+    for (const auto& [centres, half] :
+         {std::pair<int64_t, int64_t>{1, 256}, {16, 256}, {100, 256}, {1, 64}}) {
       FwpkmSettings s = settings(1, 512, 8, 64, 1, shared);
       s.dot = centres == 16;
-      Case crowded = make({1, 70, 512, 4, true, false, false}, s);
+      Case crowded = make({1, 70, 2 * half, 4, true, false, false}, s);
       crowded.name += fmt::format(",{} centres", centres);
       crowded.grad_tolerance = 1e-3;  // a step that changes no selection is a small one
-      const auto build = crowded.build;
-      crowded.build = [=](Run& run, const std::vector<Tensor>& in) {
+      crowded.build = [=, many = centres, width = half, build = crowded.build](
+                          Run& run, const std::vector<Tensor>& in) {
         const Random centre(5, 0), apart(6, 0);
-        std::vector<double> keys(1024 * 256);
-        for (size_t i = 0; i < keys.size(); ++i) {
-          const size_t row = i / 256;
-          const double off = row % 3 == 0 || centres == 1 ? 0.0 : 1e-4 * apart.normal_at(i);
-          keys[i] = static_cast<float>(centre.normal_at(row % centres * 256 + i % 256) + off);
+        std::vector<double> keys(static_cast<size_t>(1024 * width));
+        for (int64_t i = 0; i < 1024 * width; ++i) {
+          const int64_t row = i / width;
+          const double off = row % 3 == 0 || many == 1 ? 0.0 : 1e-4 * apart.normal_at(i);
+          keys[i] = static_cast<float>(centre.normal_at(row % many * width + i % width) + off);
         }
         std::vector<Tensor> with = in;
-        with[3] = run.from_host("keys", {1024, 256}, keys);
+        with[3] = run.from_host("keys", {1024, width}, keys);
         return build(run, with);
       };
       cases.push_back(crowded);
