@@ -58,7 +58,6 @@ struct ForwardWork {
   void take_keys(Carver* carver, const FwpkmCall& call, const FwpkmKept& kept, int64_t selections,
                  int64_t chunk) {
     if (call.addr_loss) {
-      found.p = kept.p;
       keys.marginals.p = kept.p;
       keys.marginals.tile_sums =
           carver->take<float>(int64_t{call.books} * lists.entry_tiles * call.n);
@@ -236,7 +235,7 @@ void fwpkm_forward_cuda(const OpArgs& args) {
     const FwpkmSpan span(call, c);
     const auto step = static_cast<float>(s.step(c));
     Profile::phase(FwpkmPhases::read,
-                   [&] { select_slots(call, work.products, span, c == 0, work.found.p); });
+                   [&] { select_slots(call, work.products, span, c == 0, work.keys.marginals.p); });
     run_beside(apart, [&] {
       Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
       if (call.write) {

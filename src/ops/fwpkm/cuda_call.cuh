@@ -61,7 +61,7 @@ struct FwpkmSpan {
     count = call.batch * length;
   }
   // Tokens begin..end of it, for reading.
-  __host__ __device__ FwpkmSpan part(const FwpkmCall& call, int begin, int end) const {
+  FwpkmSpan part(const FwpkmCall& call, int begin, int end) const {
     FwpkmSpan p = *this;
     p.first += begin;
     p.length = end - begin;

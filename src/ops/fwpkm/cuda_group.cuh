@@ -71,7 +71,7 @@ struct FwpkmLists {
 
 // The marginals of a chunk's selections, found while those are grouped; none without p.
 struct FwpkmMarginals {
-  const float* p;       // softmax over the selected sub-scores, of all tokens
+  float* p;             // softmax over the selected sub-scores, of all tokens
   float* tile_sums;     // [books, tiles, n]: of p, by sub-key
   float *pbar, *slope;  // [marginals, n]: the mean, and the slope of p log(p + eps)
 };

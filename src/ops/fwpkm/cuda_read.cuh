@@ -12,7 +12,6 @@ struct FwpkmFound {
   float* errors;        // [chunk's tokens, dv]: e of writing tokens
   float* coefficients;  // -eta g w of their reads, by read number
   float* along;         // <e, V>, by read number; where the memory loss moves the keys
-  float* p;             // softmax over the selected sub-scores, of all; with the addressing loss
   float* push;          // score gradients that move the keys, of all; with the memory loss
 };
 
@@ -36,11 +35,6 @@ struct FwpkmProducts {
 
   void take(Carver* carver, const FwpkmCall& call);
 
-  // The tokens that are multiplied together with number `at` of a chunk.
-  __host__ __device__ FwpkmSpan part(const FwpkmCall& call, const FwpkmSpan& span, int at) const {
-    const int begin = at / tokens * tokens, end = begin + tokens;
-    return span.part(call, begin, end < span.length ? end : span.length);
-  }
   // Tiles of the longest chunk, each head its own.
   __host__ __device__ int tiles(const FwpkmCall& call) const {
     const int longest = call.time < call.chunk ? call.time : call.chunk;

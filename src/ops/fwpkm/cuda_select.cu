@@ -387,7 +387,7 @@ void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmS
     return;
   }
   for (int begin = 0; begin < span.length; begin += work.tokens) {
-    const FwpkmSpan part = work.part(call, span, begin);
+    const FwpkmSpan part = span.part(call, begin, std::min(begin + work.tokens, span.length));
     if (call.given_ids == nullptr) {
       const int key_rows = new_keys && begin == 0 ? call.books * work.padded : 0;
       prepare(call, work, part, key_rows, call.narrow ? int64_t{call.books} * part.count : 0);

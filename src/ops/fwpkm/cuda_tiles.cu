@@ -17,41 +17,39 @@ struct Pair {
   int number;
   float key[kParts][2][4];
 
-  __device__ void fetch(const Tile& tile, const float* keys, int at, int count) {
-    number = tile.memory.pairs[min(at, count - 1)];
-    keys += number / kTile * tile.call.half;
+  // Calls fn(part, group, column) for the lane's runs of four columns.
+  template <typename Fn>
+  static __device__ void for_runs(const Tile& tile, Fn&& fn) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
-        const int c = g * 128 + part * 32 + threadIdx.x % 8 * 4;
+        const int c = g * 128 + part * 32 + static_cast<int>(threadIdx.x % 8) * 4;
         if (kWhole || c < tile.call.half) {
-          load_run(keys + c, key[part][g]);
+          fn(part, g, c);
         }
       }
     }
+  }
+  __device__ void fetch(const Tile& tile, const float* keys, int at, int count) {
+    number = tile.memory.pairs[min(at, count - 1)];
+    keys += number / kTile * tile.call.half;
+    for_runs(tile, [&](int part, int g, int c) { load_run(keys + c, key[part][g]); });
   }
   __device__ void look(const Tile& tile, bool here) const {
     Memory& m = tile.memory;
     const int token = number % kTile;
     float sums[kParts] = {};
+    for_runs(tile, [&](int part, int g, int c) {
+      const uint2 four = *reinterpret_cast<const uint2*>(&m.q[token][c]);
+      const float2 low = unpack_two(four.x), high = unpack_two(four.y);
+      const float x[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int g = 0; g < 2; ++g) {
-        const int c = g * 128 + part * 32 + threadIdx.x % 8 * 4;
-        if (kWhole || c < tile.call.half) {
-          const uint2 four = *reinterpret_cast<const uint2*>(&m.q[token][c]);
-          const float2 low = unpack_two(four.x), high = unpack_two(four.y);
-          const float x[4] = {low.x, low.y, high.x, high.y};
-#pragma unroll
-          for (int a = 0; a < 4; ++a) {
-            const float y = kDot ? key[part][g][a] : x[a] - key[part][g][a];
-            sums[part] = fmaf(kDot ? x[a] : y, y, sums[part]);
-          }
-        }
+      for (int a = 0; a < 4; ++a) {
+        const float y = kDot ? key[part][g][a] : x[a] - key[part][g][a];
+        sums[part] = fmaf(kDot ? x[a] : y, y, sums[part]);
       }
-    }
+    });
     float sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
 #pragma unroll
     for (int step = 4; step > 0; step /= 2) {

@@ -200,9 +200,10 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   const Selection mine(call, span, groups, book,
                        piece * kFwpkmPiece + static_cast<int>(threadIdx.x % 32));
   const int64_t at = mine.of_all(call, book);
-  const float push = call.addr_loss ? addressing_push(call, span, found.p, keys.marginals.slope,
-                                                      at - mine.rank, book, mine.rank)
-                                    : found.push[at];
+  const float push = call.addr_loss
+                         ? addressing_push(call, span, keys.marginals.p, keys.marginals.slope,
+                                           at - mine.rank, book, mine.rank)
+                         : found.push[at];
   sum_piece<T, kRun, sizeof(T) == 2 ? 8 : 4>(call, span, book, piece, mine,
                                              -push * slope_of(call, call.scores[at]), call.keys,
                                              book * call.n + mine.id, keys.parts);
