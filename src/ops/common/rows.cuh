@@ -94,46 +94,61 @@ __device__ inline void for_runs(const RowPlan& plan, Fn&& fn) {
   }
 }
 
-// The runs of a row that belong to this lane.
-template <typename T, int kCount, int kHeld>
-class LaneRuns {
+// A run as it lies in memory, held in registers until it is looked at: many can be on their way at
+// once.
+template <typename T, int kCount>
+class HeldRun {
  public:
-  __device__ LaneRuns(const RowPlan& plan, const T* from) : from_(from) {
-    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
-      if constexpr (kHeld > 0) {
+  __device__ void load(const T* from) {
 #pragma unroll
-        for (int i = 0; i < kQuads; ++i) {
-          quads_[j][i] = reinterpret_cast<const uint4*>(from + at)[i];
-        }
-      }
-    });
+    for (int i = 0; i < kQuads; ++i) {
+      quads_[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
   }
-  // Run j, which begins at feature `at`.
-  __device__ void get(int j, uint32_t at, float (&to)[kCount]) const {
-    if constexpr (kHeld > 0) {
+  __device__ void get(float (&to)[kCount]) const {
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
-        const uint4 four = quads_[j][i];
-        const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+    for (int i = 0; i < kQuads; ++i) {
+      const uint4 four = quads_[i];
+      const uint32_t words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          if constexpr (sizeof(T) == 2) {
-            to[8 * i + 2 * k] = __uint_as_float(words[k] << 16);
-            to[8 * i + 2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
-          } else {
-            to[4 * i + k] = __uint_as_float(words[k]);
-          }
+      for (int k = 0; k < 4; ++k) {
+        if constexpr (sizeof(T) == 2) {
+          to[8 * i + 2 * k] = __uint_as_float(words[k] << 16);
+          to[8 * i + 2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+        } else {
+          to[4 * i + k] = __uint_as_float(words[k]);
         }
       }
-    } else {
-      load_run(from_ + at, to);
     }
   }
 
  private:
-  static constexpr int kQuads = kCount * sizeof(T) / 16;  // 16-byte words of a run
+  static constexpr int kQuads = kCount * sizeof(T) / 16;  // 16-byte words
+  uint4 quads_[kQuads];
+};
+
+// The runs of a row that belong to this lane.
+template <typename T, int kCount, int kHeld>
+class LaneRuns {
+ public:
+  __device__ LaneRuns(const RowPlan& plan, const T* from) {
+    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) { runs_[j].load(from + at); });
+  }
+  // Run j, which begins at feature `at`.
+  __device__ void get(int j, uint32_t, float (&to)[kCount]) const { runs_[j].get(to); }
+
+ private:
+  HeldRun<T, kCount> runs_[kHeld];
+};
+// Read as often as they are looked at.
+template <typename T, int kCount>
+class LaneRuns<T, kCount, 0> {
+ public:
+  __device__ LaneRuns(const RowPlan&, const T* from) : from_(from) {}
+  __device__ void get(int, uint32_t at, float (&to)[kCount]) const { load_run(from_ + at, to); }
+
+ private:
   const T* from_;
-  uint4 quads_[kHeld > 0 ? kHeld : 1][kQuads > 0 ? kQuads : 1];
 };
 
 // What a row is computed in: where activations are floats, results are rounded once, at the end.
@@ -150,14 +165,30 @@ __device__ inline Wide<T> wide_inverse_root(Wide<T> x) {
 
 // The sum over the lanes of a row, for each of them. All lanes of a warp must call this.
 template <typename Real>
-__device__ inline Real lanes_sum(const RowPlan& plan, Real x) {
+__device__ inline Real lanes_sum(uint32_t lanes, Real x) {
 #pragma unroll
   for (uint32_t step = kWarpLanes / 2; step > 0; step /= 2) {
-    if (step < plan.lanes) {
+    if (step < lanes) {
       x += __shfl_xor_sync(0xffffffffu, x, step);
     }
   }
   return x;
+}
+template <typename Real>
+__device__ inline Real lanes_sum(const RowPlan& plan, Real x) {
+  return lanes_sum(plan.lanes, x);
+}
+
+// to [width] = the sum of parts [count, width], which lie in shared memory; in all kRowThreads
+// threads of a block.
+__device__ inline void add_up_parts(const float* parts, uint32_t count, uint32_t width, float* to) {
+  for (uint32_t column = threadIdx.x; column < width; column += kRowThreads) {
+    float sum = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      sum += parts[i * width + column];
+    }
+    to[column] = sum;
+  }
 }
 
 // Sums over rows of what kernels add for each feature, such as the gradient of a norm's weight.
@@ -213,21 +244,15 @@ class ColumnSums {
   // At the end, in all threads of the block.
   __device__ void finish(const RowPlan& plan) const {
     if constexpr (kHeld > 0) {
-      __shared__ float parts[kRowThreads * kHeld * kCount];
+      __shared__ __align__(16) float parts[kRowThreads * kHeld * kCount];
       if (partial_ == nullptr) {
         return;
       }
-      const uint32_t slots = kRowThreads >> plan.log_lanes;
       float* own = parts + (threadIdx.x >> plan.log_lanes) * width_;
       for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) { store_run(own + at, sums_[j]); });
       __syncthreads();
-      for (uint32_t column = threadIdx.x; column < width_; column += kRowThreads) {
-        float sum = 0;
-        for (uint32_t slot = 0; slot < slots; ++slot) {
-          sum += parts[slot * width_ + column];
-        }
-        partial_[int64_t{blockIdx.x} * width_ + column] = sum;
-      }
+      add_up_parts(parts, kRowThreads >> plan.log_lanes, width_,
+                   partial_ + int64_t{blockIdx.x} * width_);
     }
   }
 

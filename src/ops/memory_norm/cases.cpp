@@ -32,6 +32,8 @@ std::vector<Case> memory_norm_cases() {
   add({1, 130, 33}, 0);
   add({1, 5, 768}, 8);
   add({1, 3, 1032}, 64);
+  add({1, 70, 264}, 2);
+  add({1, 3, 2056}, 64);
   // Rows that are parts of longer ones.
   Case strided;
   strided.name = "strided";

@@ -1,15 +1,14 @@
-// A warp, or part of one, for each row, which it reads once; the gradients of all weights are
-// summed in the same pass.
+// Forward has a warp, or part of one, for each row; backward has teams of threads that keep the
+// weights and the sums of their gradients. Both read a row once.
 #include "ops/common/carver.h"
-#include "ops/common/rows.cuh"
+#include "ops/common/row_teams.cuh"
 #include "ops/memory_norm/memory_norm.h"
 
 namespace fwpkm {
 namespace {
 
 constexpr int kGateThreads = 256;
-constexpr int kBlocks = 2;  // of backward on an SM
-constexpr int64_t kMostBlocks = 132 * kBlocks;
+constexpr int64_t kMostSlots = 132 * TeamPlan::kBlocks * kRowThreads;  // of backward's grid
 
 // Workspace.
 struct Parts {
@@ -25,7 +24,7 @@ struct Parts {
     Carver carver(workspace);
     gate = carver.take<float>(x.dim(-1) + 1);
     scaled = carver.take<float>(x.dim(-1));
-    biases = carver.take<float>(backward ? kMostBlocks * kRowThreads : 0);
+    biases = carver.take<float>(backward ? kMostSlots : 0);
     each = backward ? column_sums_bytes(x.rows(), x.dim(-1)) / sizeof(float) : 0;
     sums = carver.take<float>(static_cast<int64_t>(3 * each));
     bytes = carver.used();
@@ -139,124 +138,156 @@ struct OutGrads {
 
   // The gradient of a row's logit.
   __device__ float dlogit(uint32_t row) const {
-    return dg == nullptr ? 0.0f : dg[row] * (sigmoid(logits[row]) * sigmoid(-logits[row]));
+    return dg == nullptr ? 0.0f : times_slope(dg[row], logits[row]);
+  }
+  static __device__ float times_slope(float grad, float logit) {
+    const float small = expf(-fabsf(logit));  // sigmoid's slope is even
+    return grad * (small / ((1 + small) * (1 + small)));
   }
 };
 
-// Sums over rows as ColumnSums has them, three at a time. That is too much for registers: each warp
-// adds in its own part of shared memory, where the halves of a run lie in two planes, so that the
-// lanes' words follow each other.
-template <int kCount, int kHeld>
-class ThreeSums {
- public:
-  static constexpr int kSets = 3;
-  static constexpr int kPlanes = kCount / 4;  // of four columns
-  static size_t shared_bytes(const RowPlan& plan) {
-    return static_cast<size_t>(kSets * (kRowThreads >> plan.log_lanes)) * plan.runs * kCount *
-           sizeof(float);
-  }
+// Rounded step by step as the plain code does: in short rows nearly everything cancels.
+__device__ float dx_of(float full, float xhat, float mean, float r) {
+  return __fmul_rn(r, full - __fmul_rn(xhat, mean));
+}
 
-  __device__ ThreeSums(const RowPlan& plan, float* memory) : runs_(plan.runs) {
-    const uint32_t slots = kRowThreads >> plan.log_lanes;
-    all_ = reinterpret_cast<float4*>(memory);
-    own_ = all_ + (threadIdx.x >> plan.log_lanes) * (kSets * kPlanes) * runs_;
-    for (uint32_t i = threadIdx.x; i < slots * kSets * kPlanes * runs_; i += kRowThreads) {
-      all_[i] = {0, 0, 0, 0};
+// Where backward leaves its sums over rows: of queries' norm, values' norm and the gate, null where
+// nobody wants them, and of dl.
+struct Sums {
+  float *q, *v, *g, *biases;
+};
+
+// Three weights and three sums for each feature are twice as much as what a row brings along: they
+// stay in registers. Several rows at once, so that a team waits for all of them together.
+template <typename T, int kRows>
+__global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
+    team_backward_kernel(TeamPlan plan, const T* x, FastRows x_rows, const float* w_q,
+                         const float* w_v, OutGrads<T> grads, const float* saved, T* dx,
+                         FastRows dx_rows, Sums sums, float width, bool accumulate) {
+  constexpr int kRun = TeamPlan::kRun;
+  using Run = HeldRun<T, kRun>;
+  const uint32_t at = plan.at();
+  float q_gain[kRun] = {}, v_gain[kRun] = {}, g_gain[kRun] = {};
+  if (plan.has_run()) {
+    load_run(w_q + at, q_gain);
+    load_run(w_v + at, v_gain);
+    if (grads.dg != nullptr) {
+      load_run(grads.scaled + at, g_gain);
     }
-    __syncthreads();
-  }
-  // Adds to the run that begins at feature `at`.
-  __device__ void add(int set, uint32_t at, const float (&values)[kCount]) {
 #pragma unroll
-    for (int plane = 0; plane < kPlanes; ++plane) {
-      float4& to = own_[(set * kPlanes + plane) * runs_ + at / kCount];
-      const float4 old = to;
-      to = {old.x + values[4 * plane], old.y + values[4 * plane + 1], old.z + values[4 * plane + 2],
-            old.w + values[4 * plane + 3]};
+    for (int i = 0; i < kRun; ++i) {
+      q_gain[i] += 1;
+      v_gain[i] += 1;
     }
   }
-  // At the end, in all threads of the block: its sums of a set, if somebody wants them.
-  __device__ void finish(const RowPlan& plan, int set, float* partial) const {
-    __syncthreads();
-    const uint32_t slots = kRowThreads >> plan.log_lanes, width = runs_ * kCount;
-    for (uint32_t column = threadIdx.x; column < width && partial != nullptr;
-         column += kRowThreads) {
-      const uint32_t plane = column % kCount / 4, run = column / kCount;
-      float sum = 0;
-      for (uint32_t slot = 0; slot < slots; ++slot) {
-        const float4* four = all_ + ((slot * kSets + set) * kPlanes + plane) * runs_ + run;
-        sum += reinterpret_cast<const float*>(four)[column % 4];
+  float q_sums[kRun] = {}, v_sums[kRun] = {}, g_sums[kRun] = {}, bias_sum = 0;
+  uint32_t turn = 0;
+  for_team_rows<kRows>(plan, [&](uint32_t first) {
+    // What is not there is 0. Nothing is looked at before all of it is on its way.
+    Run values[kRows] = {}, dq[kRows] = {}, dv[kRows] = {}, old[kRows] = {};
+    float r[kRows] = {}, dg[kRows] = {}, logits[kRows] = {}, mean[kRows] = {}, full[kRows][kRun];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const uint32_t row = first + k;
+      if (row < plan.rows && plan.has_run()) {
+        values[k].load(x + x_rows[row] + at);
+        if (grads.dq != nullptr) {
+          dq[k].load(grads.dq + grads.dq_rows[row] + at);
+        }
+        if (grads.dv != nullptr) {
+          dv[k].load(grads.dv + grads.dv_rows[row] + at);
+        }
+        if (accumulate) {
+          old[k].load(dx + dx_rows[row] + at);
+        }
+        r[k] = saved[row];
+        if (grads.dg != nullptr) {
+          dg[k] = grads.dg[row];
+          logits[k] = grads.logits[row];
+        }
       }
-      partial[int64_t{blockIdx.x} * width + column] = sum;
     }
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      float value[kRun], d[kRun], other[kRun];
+      const float dl = grads.times_slope(dg[k], logits[k]);
+      values[k].get(value);
+      dq[k].get(d);
+      dv[k].get(other);
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        full[k][i] = d[i] * q_gain[i] + other[i] * v_gain[i] + dl * g_gain[i];
+        value[i] *= r[k];
+        mean[k] += full[k][i] * value[i];
+        q_sums[i] += d[i] * value[i];
+        v_sums[i] += other[i] * value[i];
+        g_sums[i] += dl * value[i];
+      }
+      bias_sum += dl;
+    }
+    team_sums(plan, turn++, mean);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      mean[k] /= width;
+      if (first + k >= plan.rows || !plan.has_run() || dx == nullptr) {
+        continue;
+      }
+      float value[kRun], d[kRun];
+      values[k].get(value);
+      old[k].get(d);
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        d[i] += dx_of(full[k][i], value[i] * r[k], mean[k], r[k]);
+      }
+      store_run(dx + dx_rows[first + k] + at, d);
+    }
+  });
+  if (plan.run() == 0) {
+    sums.biases[blockIdx.x * plan.teams + plan.team()] = bias_sum;
   }
+  put_team_columns(plan, q_sums, sums.q);
+  put_team_columns(plan, v_sums, sums.v);
+  put_team_columns(plan, g_sums, sums.g);
+}
 
- private:
-  uint32_t runs_;
-  float4 *all_, *own_;
-};
-// Rows that are not held have their sums in global memory.
-template <int kCount>
-class ThreeSums<kCount, 0> {
- public:
-  static size_t shared_bytes(const RowPlan&) { return 0; }
-  __device__ ThreeSums(const RowPlan& plan, float* q, float* v, float* g)
-      : sums_{{plan, q}, {plan, v}, {plan, g}} {}
-  __device__ void add(int set, uint32_t at, float (&values)[kCount]) {
-    sums_[set].add(0, at, values);
-  }
-
- private:
-  ColumnSums<kCount, 0> sums_[3];
-};
-
-template <typename T, int kCount, int kHeld>
-__global__ void __launch_bounds__(kRowThreads, kBlocks)
+// The same for rows that are too wide, or not made of runs; their sums are in global memory.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kRowThreads)
     backward_kernel(RowPlan plan, const T* x, FastRows x_rows, const float* w_q, const float* w_v,
-                    OutGrads<T> grads, const float* saved, T* dx, FastRows dx_rows, float* q_sums,
-                    float* v_sums, float* g_sums, float* bias_sums, float width, bool accumulate) {
-  extern __shared__ __align__(16) float memory[];
-  auto sums = [&] {
-    if constexpr (kHeld > 0) {
-      return ThreeSums<kCount, kHeld>(plan, memory);
-    } else {
-      return ThreeSums<kCount, 0>(plan, q_sums, v_sums, g_sums);
-    }
-  }();
+                    OutGrads<T> grads, const float* saved, T* dx, FastRows dx_rows, Sums sums,
+                    float width, bool accumulate) {
+  ColumnSums<kCount, 0> q_sums(plan, sums.q), v_sums(plan, sums.v), g_sums(plan, sums.g);
   float bias_sum = 0;
-  const bool has_q = grads.dq != nullptr, has_v = grads.dv != nullptr, has_g = grads.dg != nullptr;
   for_rows(plan, [&](uint32_t row, bool here) {
-    const LaneRuns<T, kCount, kHeld> values(plan, x + x_rows[row]);
-    // A gradient that is missing is not looked at: any row stands in.
-    const LaneRuns<T, kCount, kHeld> dq(plan,
-                                        has_q ? grads.dq + grads.dq_rows[row] : x + x_rows[row]);
-    const LaneRuns<T, kCount, kHeld> dv(plan,
-                                        has_v ? grads.dv + grads.dv_rows[row] : x + x_rows[row]);
     const float r = saved[row], dl = grads.dlogit(row);
-    // The gradient of xhat.
-    const auto full = [&](int j, uint32_t at, float(&sum)[kCount]) {
-      float d[kCount], weight[kCount];
+    const T* from = x + x_rows[row];
+    // A gradient of one of the outputs; 0 where it was not used.
+    const auto load = [&](const T* grad, const FastRows& rows, uint32_t at, float(&d)[kCount]) {
+      if (grad != nullptr) {
+        load_run(grad + rows[row] + at, d);
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        sum[i] = 0;
+        d[i] = 0;
       }
-      if (has_q) {
-        dq.get(j, at, d);
-        load_run(w_q + at, weight);
+    };
+    // The gradient of xhat.
+    const auto full = [&](uint32_t at, float(&sum)[kCount]) {
+      float d[kCount], weight[kCount];
+      load(grads.dq, grads.dq_rows, at, d);
+      load_run(w_q + at, weight);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          sum[i] = d[i] * (1 + weight[i]);
-        }
+      for (int i = 0; i < kCount; ++i) {
+        sum[i] = d[i] * (1 + weight[i]);
       }
-      if (has_v) {
-        dv.get(j, at, d);
-        load_run(w_v + at, weight);
+      load(grads.dv, grads.dv_rows, at, d);
+      load_run(w_v + at, weight);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          sum[i] += d[i] * (1 + weight[i]);
-        }
+      for (int i = 0; i < kCount; ++i) {
+        sum[i] += d[i] * (1 + weight[i]);
       }
-      if (has_g) {
+      if (grads.dg != nullptr) {
         load_run(grads.scaled + at, weight);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -265,10 +296,10 @@ __global__ void __launch_bounds__(kRowThreads, kBlocks)
       }
     };
     float mean = 0;
-    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
+    for_runs<kCount, 0>(plan, [&](int, uint32_t at) {
       float value[kCount], sum[kCount];
-      values.get(j, at, value);
-      full(j, at, sum);
+      load_run(from + at, value);
+      full(at, sum);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         mean += sum[i] * value[i] * r;
@@ -279,47 +310,30 @@ __global__ void __launch_bounds__(kRowThreads, kBlocks)
       return;
     }
     bias_sum += dl;
-    for_runs<kCount, kHeld>(plan, [&](int j, uint32_t at) {
-      float value[kCount], sum[kCount], d[kCount];
-      values.get(j, at, value);
-      full(j, at, sum);
+    for_runs<kCount, 0>(plan, [&](int, uint32_t at) {
+      float value[kCount], sum[kCount], d[kCount], other[kCount], gate[kCount];
+      load_run(from + at, value);
+      full(at, sum);
+      load(grads.dq, grads.dq_rows, at, d);
+      load(grads.dv, grads.dv_rows, at, other);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] *= r;
-        // Rounded step by step as the plain code does: in short rows nearly everything cancels.
-        sum[i] = __fmul_rn(r, sum[i] - __fmul_rn(value[i], mean));
+        const float xhat = value[i] * r;
+        sum[i] = dx_of(sum[i], xhat, mean, r);
+        d[i] *= xhat;
+        other[i] *= xhat;
+        gate[i] = dl * xhat;
       }
-      const auto add = [&](bool has, const LaneRuns<T, kCount, kHeld>& from, int set) {
-        if (has) {
-          from.get(j, at, d);
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) {
-            d[i] *= value[i];
-          }
-          sums.add(set, at, d);
-        }
-      };
-      add(has_q, dq, 0);
-      add(has_v, dv, 1);
-      if (has_g) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          d[i] = dl * value[i];
-        }
-        sums.add(2, at, d);
-      }
+      q_sums.add(0, at, d);
+      v_sums.add(0, at, other);
+      g_sums.add(0, at, gate);
       if (dx != nullptr) {
         put_run(dx + dx_rows[row] + at, sum, accumulate);
       }
     });
   });
   if (plan.lane() == 0) {
-    bias_sums[plan.slot()] = bias_sum;
-  }
-  if constexpr (kHeld > 0) {
-    sums.finish(plan, 0, q_sums);
-    sums.finish(plan, 1, v_sums);
-    sums.finish(plan, 2, g_sums);
+    sums.biases[plan.slot()] = bias_sum;
   }
 }
 
@@ -378,6 +392,37 @@ __global__ void gate_sums_kernel(const float* partial, int64_t parts, int width,
   }
 }
 
+// From what backward's blocks left to the gradients of weights; `slots` have a sum of dl each.
+void add_sums(const OpArgs& args, const Parts& parts, const Sums& sums, const ColumnParts& counted,
+              int64_t slots) {
+  using In = MemoryNormIn;
+  const auto add = [&](int in, const float* partial) {
+    if (partial != nullptr) {
+      add_column_sums(partial, counted, args.din[in], args.accumulate[in]);
+    } else if (args.din[in] && !args.accumulate[in]) {
+      fill_zero(args.din[in]);
+    }
+  };
+  add(In::q_norm, sums.q);
+  add(In::v_norm, sums.v);
+  const View& gate = args.in[In::gate];
+  if (!gate) {
+    return;
+  }
+  constexpr int kWarps = 32;
+  const GateGrads to = {args.din[In::gate_norm].ptr<float>(),
+                        args.din[In::gate].ptr<float>(),
+                        args.din[In::bias].ptr<float>(),
+                        args.accumulate[In::gate_norm],
+                        args.accumulate[In::gate],
+                        args.accumulate[In::bias]};
+  gate_sums_kernel<kWarps><<<static_cast<unsigned>(ceil_div(gate.dim(1), kWarpLanes) + 1),
+                             kWarps * kWarpLanes, 0, this_stream()>>>(
+      sums.g, counted.count, static_cast<int>(gate.dim(1)), parts.gate,
+      args.in[In::gate_norm].ptr<float>(), static_cast<int>(gate.dim(0)), to, parts.biases, slots);
+  check_launch("memory_norm gate");
+}
+
 template <typename T>
 void forward(const OpArgs& args) {
   using In = MemoryNormIn;
@@ -412,10 +457,9 @@ void backward(const OpArgs& args) {
   const View &dq = args.dout[MemoryNormOut::q], &dv = args.dout[MemoryNormOut::v];
   const int64_t width = x.dim(-1);
   const Parts parts(args, true, args.workspace);
-  const bool gated = static_cast<bool>(args.in[In::gate]);
   OutGrads<T> grads{dq.ptr<T>(), dv.ptr<T>(), FastRows(dq), FastRows(dv),
                     nullptr,     nullptr,     nullptr};
-  if (gated) {
+  if (args.in[In::gate]) {
     find_gate<T>(args, parts);
     grads.dg = args.dout[MemoryNormOut::g].ptr<float>();
     grads.logits = args.saved[MemoryNormSaved::logits].ptr<float>();
@@ -424,53 +468,31 @@ void backward(const OpArgs& args) {
   const auto sums_of = [&](int i, bool wanted) {
     return wanted ? parts.sums + static_cast<size_t>(i) * parts.each : nullptr;
   };
-  float* q_sums = sums_of(0, args.din[In::q_norm] && dq);
-  float* v_sums = sums_of(1, args.din[In::v_norm] && dv);
-  float* g_sums = sums_of(2, grads.dg != nullptr);
-  const bool in_runs = in_runs_of(8, {x, args.in[In::q_norm], args.in[In::v_norm], dq, dv, dx});
-  with_runs<3>(width, in_runs, [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
-    const RowPlan plan(x.rows(), width / kCount);
-    auto counted = ColumnParts::of<T, kHeld>(plan);
-    if (kHeld > 0) {
-      counted.count = counted.blocks = plan.blocks(kMostBlocks);
-    }
-    if (x.size() > 0) {
-      const size_t shared = ThreeSums<kCount, kHeld>::shared_bytes(plan);
-      check_cuda(cudaFuncSetAttribute(&backward_kernel<T, kCount, kHeld>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(shared)),
-                 "memory_norm backward");
-      backward_kernel<T, kCount, kHeld><<<counted.blocks, kRowThreads, shared, this_stream()>>>(
+  const Sums sums = {sums_of(0, args.din[In::q_norm] && dq), sums_of(1, args.din[In::v_norm] && dv),
+                     sums_of(2, grads.dg != nullptr), parts.biases};
+  const auto launch = [&](auto kernel, const auto& plan, unsigned blocks, unsigned threads) {
+    if (blocks > 0) {
+      kernel<<<blocks, threads, 0, this_stream()>>>(
           plan, x.ptr<T>(), FastRows(x), args.in[In::q_norm].ptr<float>(),
           args.in[In::v_norm].ptr<float>(), grads, args.saved[MemoryNormSaved::r].ptr<float>(),
-          dx.ptr<T>(), FastRows(dx), q_sums, v_sums, g_sums, parts.biases,
-          static_cast<float>(width), args.accumulate[In::x]);
+          dx.ptr<T>(), FastRows(dx), sums, static_cast<float>(width), dx && args.accumulate[In::x]);
       check_launch("memory_norm backward");
     }
-    const auto add = [&](int in, const float* sums) {
-      if (sums != nullptr) {
-        add_column_sums(sums, counted, args.din[in], args.accumulate[in]);
-      } else if (args.din[in] && !args.accumulate[in]) {
-        fill_zero(args.din[in]);
-      }
-    };
-    add(In::q_norm, q_sums);
-    add(In::v_norm, v_sums);
-    if (gated) {
-      constexpr int kWarps = 32;
-      const GateGrads to = {args.din[In::gate_norm].ptr<float>(),
-                            args.din[In::gate].ptr<float>(),
-                            args.din[In::bias].ptr<float>(),
-                            args.accumulate[In::gate_norm],
-                            args.accumulate[In::gate],
-                            args.accumulate[In::bias]};
-      gate_sums_kernel<kWarps><<<static_cast<unsigned>(ceil_div(width, kWarpLanes) + 1),
-                                 kWarps * kWarpLanes, 0, this_stream()>>>(
-          g_sums, counted.count, static_cast<int>(width), parts.gate,
-          args.in[In::gate_norm].ptr<float>(), static_cast<int>(args.in[In::gate].dim(0)), to,
-          parts.biases, counted.blocks * plan.block_slots());
-      check_launch("memory_norm gate");
-    }
+  };
+  const bool in_runs = in_runs_of(8, {x, args.in[In::q_norm], args.in[In::v_norm], dq, dv, dx});
+  if (in_runs && TeamPlan::fits(width)) {
+    constexpr int kRows = sizeof(T) == 2 ? 3 : 1;
+    const TeamPlan plan(x.rows(), width);
+    const ColumnParts counted = plan.parts<kRows>();
+    launch(&team_backward_kernel<T, kRows>, plan, counted.blocks, plan.block_threads());
+    add_sums(args, parts, sums, counted, counted.blocks * plan.teams);
+    return;
+  }
+  with_runs<0>(width, in_runs, [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
+    const RowPlan plan(x.rows(), width / kCount);
+    const auto counted = ColumnParts::of<T, 0>(plan);
+    launch(&backward_kernel<T, kCount>, plan, counted.blocks, kRowThreads);
+    add_sums(args, parts, sums, counted, counted.count);
   });
 }
 
