@@ -53,8 +53,8 @@ __device__ inline void for_team_rows(const TeamPlan& plan, Fn&& fn) {
   }
 }
 
-// Sums over a team, the same for all its threads: one of each of kCount numbers. `turn` counts the
-// calls; a block has one place where it does this.
+// Sums over a team, the same for all its threads, of each of kCount numbers. In all threads of a
+// block; `turn` counts the kernel's calls of this.
 template <int kCount>
 __device__ inline void team_sums(const TeamPlan& plan, uint32_t turn, float (&x)[kCount]) {
   // Two in turn: a warp may still read the last sums when another one writes the next.

@@ -179,6 +179,13 @@ __device__ inline Real lanes_sum(const RowPlan& plan, Real x) {
   return lanes_sum(plan.lanes, x);
 }
 
+// Backward of xhat = x r where r = 1/rms of x: `full` is the gradient of xhat, and `mean` the mean
+// of full * xhat over the row. The result is scaled, by r and what else there is. Rounded step by
+// step as the plain code does: in short rows nearly everything cancels.
+__device__ inline float through_norm(float full, float xhat, float mean, float scale) {
+  return __fmul_rn(scale, full - __fmul_rn(xhat, mean));
+}
+
 // to [width] = the sum of parts [count, width], which lie in shared memory; in all kRowThreads
 // threads of a block.
 __device__ inline void add_up_parts(const float* parts, uint32_t count, uint32_t width, float* to) {
@@ -271,7 +278,7 @@ __global__ void column_sums_kernel(const float* partial, int64_t parts, int64_t 
   const int64_t column = blockIdx.x * int64_t{kWarpLanes} + lane;
   float sum = 0;
   if (column < columns) {
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t part = warp; part < parts; part += kWarps) {
       sum += partial[part * columns + column];
     }

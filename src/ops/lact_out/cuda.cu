@@ -91,9 +91,7 @@ __global__ void __launch_bounds__(kRowThreads, kSumBlocks<T, kHeld>)
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         dw[i] = f * d[i] * value[i] * r;
-        // Rounded step by step as the plain code does: in short rows nearly everything cancels.
-        const float g = __fmul_rn(d[i], weight[i]);
-        dx[i] = __fmul_rn(r * f, g - __fmul_rn(value[i] * r, mean));
+        dx[i] = through_norm(__fmul_rn(d[i], weight[i]), value[i] * r, mean, r * f);
       }
       sums.add(j, at, dw);
       if (to.dx != nullptr) {

@@ -146,11 +146,6 @@ struct OutGrads {
   }
 };
 
-// Rounded step by step as the plain code does: in short rows nearly everything cancels.
-__device__ float dx_of(float full, float xhat, float mean, float r) {
-  return __fmul_rn(r, full - __fmul_rn(xhat, mean));
-}
-
 // Where backward leaves its sums over rows: of queries' norm, values' norm and the gate, null where
 // nobody wants them, and of dl.
 struct Sums {
@@ -237,7 +232,7 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
       old[k].get(d);
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
-        d[i] += dx_of(full[k][i], value[i] * r[k], mean[k], r[k]);
+        d[i] += through_norm(full[k][i], value[i] * r[k], mean[k], r[k]);
       }
       store_run(dx + dx_rows[first + k] + at, d);
     }
@@ -319,7 +314,7 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float xhat = value[i] * r;
-        sum[i] = dx_of(sum[i], xhat, mean, r);
+        sum[i] = through_norm(sum[i], xhat, mean, r);
         d[i] *= xhat;
         other[i] *= xhat;
         gate[i] = dl * xhat;
@@ -359,7 +354,7 @@ __global__ void gate_sums_kernel(const float* partial, int64_t parts, int width,
       sum += bias_sums[slot];
     }
   } else if (column < width && partial != nullptr) {
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t part = warp; part < parts; part += kWarps) {
       sum += partial[part * width + column];
     }

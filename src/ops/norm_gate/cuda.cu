@@ -96,9 +96,7 @@ __global__ void __launch_bounds__(kRowThreads, kSumBlocks<T, kHeld>)
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float s = gated<T>(1, gate[i]);
-        // Rounded step by step as the plain code does: in short rows nearly everything cancels.
-        const float g = __fmul_rn(d[i] * gate[i] * s, weight[i]);
-        d[i] = __fmul_rn(r, g - __fmul_rn(value[i] * r, mean));
+        d[i] = through_norm(__fmul_rn(d[i] * gate[i] * s, weight[i]), value[i] * r, mean, r);
       }
       put_run(to + at, d, add_x);
     });

@@ -76,9 +76,7 @@ __global__ void __launch_bounds__(kRowThreads, kSumBlocks<T, kHeld>)
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         dw[i] = d[i] * value[i] * r;
-        // Rounded step by step as the plain code does: in short rows nearly everything cancels.
-        const float g = __fmul_rn(d[i], offset + weight[i]);
-        d[i] = __fmul_rn(r, g - __fmul_rn(value[i] * r, mean));
+        d[i] = through_norm(__fmul_rn(d[i], offset + weight[i]), value[i] * r, mean, r);
       }
       sums.add(j, at, dw);
       if (dx != nullptr) {
