@@ -1,10 +1,10 @@
-// What the cases of z_score, memory_norm and blend cannot draw: equal features, rows far from zero,
-// saturated gates, gradients that are dropped after the call, wrong shapes.
+// What the cases of z_score, memory_norm and blend_norm cannot draw: equal features, rows far from
+// zero, saturated gates, gradients that are dropped after the call, wrong shapes.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "ops/blend/blend.h"
+#include "ops/blend_norm/blend_norm.h"
 #include "ops/memory_norm/memory_norm.h"
 #include "ops/z_score/z_score.h"
 #include "tensor/tape.h"
@@ -136,17 +136,45 @@ TEST(MemoryNorm, GatesSaturate) {
   }
 }
 
-TEST(Blend, OpenAndShutGatesPassOneSideExactly) {
+// What blend_norm makes of rows of two features, with a weight that leaves the norm as it is.
+Values blended(Device device, const Values& a, const Values& b, const Values& g, double eps) {
+  Pool pool(device);
+  pool.set_poison(true);
+  fwpkm::Run run(pool);
+  const auto rows = static_cast<int64_t>(a.size() / 2);
+  const Tensor gate = g.empty() ? Tensor() : run.from_host("g", {1, rows}, g);
+  return to_host(blend_norm(run, run.from_host("a", {1, rows, 2}, a),
+                            run.from_host("b", {1, rows, 2}, b), gate,
+                            run.from_host("w", {2}, Values{0, 0}), eps)
+                     .view());
+}
+
+TEST(BlendNorm, KnownRows) {
+  // m is (3, 4) in each of them; of two features rms is 5 / sqrt 2.
+  const double rms = 5 / std::sqrt(2.0);
+  for (const Device device : kDevices) {
+    for (const Values& y : {blended(device, {6, 0, 9, 1}, {0, 8, 1, 5}, {0.5, 0.25}, 0),
+                            blended(device, {1, 3, -1, 2}, {2, 1, 4, 2}, {}, 0)}) {
+      for (size_t i = 0; i < 4; ++i) {
+        EXPECT_NEAR(y[i], (i % 2 == 0 ? 3 : 4) / rms, tolerance(device));
+      }
+    }
+  }
+}
+
+TEST(BlendNorm, OpenAndShutGatesPassOneSideExactly) {
   const Values a = {0.1, 3, -7, 1e-3}, b = {5, -0.3, 2, 1e6};
   for (const Device device : kDevices) {
-    Pool pool(device);
-    pool.set_poison(true);
-    fwpkm::Run run(pool);
-    const Tensor ta = run.from_host("a", {1, 2, 2}, a), tb = run.from_host("b", {1, 2, 2}, b);
-    const Values from_a = to_host(ta.view()), from_b = to_host(tb.view());
-    const Tensor g = run.from_host("g", {1, 2}, Values{1, 0});
-    const Values y = to_host(blend(run, ta, tb, g).view());
+    const Values y = blended(device, a, b, {1, 0}, 1e-5);
+    const Values from_a = blended(device, a, a, {1, 1}, 1e-5);
+    const Values from_b = blended(device, b, b, {0, 0}, 1e-5);
     EXPECT_EQ(y, (Values{from_a[0], from_a[1], from_b[2], from_b[3]}));
+  }
+}
+
+TEST(BlendNorm, NothingIsNothing) {
+  for (const Device device : kDevices) {
+    EXPECT_EQ(blended(device, {1, -2}, {-1, 2}, {0.5}, 1e-5), (Values{0, 0}));
   }
 }
 
@@ -177,10 +205,13 @@ TEST(SlowPath, WrongShapesAreErrors) {
   const Tensor x = run.from_host("x", {1, 2, 3}, Values(6, 1.0));
   const Tensor other = run.from_host("x", {1, 3, 2}, Values(6, 1.0));
   const Tensor row = run.from_host("x", {6}, Values(6, 1.0));
-  EXPECT_THROW(blend(run, x, other, {}), Error);
-  EXPECT_THROW(blend(run, x, x, row), Error);
-  EXPECT_THROW(blend(run, row, row, {}), Error);
   const Tensor w = run.from_host("w", {3}, Values(3, 0.0));
+  const Tensor y = run.from_host("y", {1, 2, 3}, Values(6, 1.0));
+  EXPECT_THROW(blend_norm(run, x, other, {}, w, 1e-5), Error);
+  EXPECT_THROW(blend_norm(run, x, y, row, w, 1e-5), Error);
+  EXPECT_THROW(blend_norm(run, x, y, {}, row, 1e-5), Error);
+  EXPECT_THROW(blend_norm(run, x, x, {}, w, 1e-5), Error);
+  EXPECT_THROW(blend_norm(run, row, w, {}, w, 1e-5), Error);
   EXPECT_THROW(memory_norm(run, x, row, w, {}, 1e-5), Error);
   EXPECT_THROW(memory_norm(run, x, w, w, gate_of(run, 2, {1}), 1e-5), Error);
   View turned = x.view();
@@ -189,7 +220,9 @@ TEST(SlowPath, WrongShapesAreErrors) {
   const Tensor t = Tensor::constant(turned);
   EXPECT_THROW(z_score(run, t), Error);
   EXPECT_THROW(memory_norm(run, t, w, w, {}, 1e-5), Error);
-  EXPECT_THROW(blend(run, t, t, {}), Error);
+  EXPECT_THROW(blend_norm(run, t, run.from_host("x", t.shape(), Values(6, 1.0)), {},
+                          run.from_host("w", {2}, Values(2, 0.0)), 1e-5),
+               Error);
 }
 
 }  // namespace

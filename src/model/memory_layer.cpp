@@ -1,9 +1,8 @@
 // Fast-weight memories: the layer's slow path, and who reads and writes what when.
 #include "model/layer.h"
-#include "ops/blend/blend.h"
+#include "ops/blend_norm/blend_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/memory_norm/memory_norm.h"
-#include "ops/rms_norm/rms_norm.h"
 #include "ops/z_score/z_score.h"
 
 namespace fwpkm {
@@ -301,7 +300,6 @@ void Model::trace_memory(Run& run, int index, const Tensor& g, const Tensor& los
 
 Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
                      const ForwardOptions& options) const {
-  const RmsNormSettings norm = {config_.norm_eps, 1.0, false};
   const Layer::Memory& w = layer.memory;
   const auto [for_q, for_v, g] =
       memory_norm(run, h, w.q_norm, w.v_norm, {w.gate_norm, w.gate, w.gate_bias}, config_.norm_eps);
@@ -313,8 +311,8 @@ Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
   const Tensor read = !options.states.empty()
                           ? stream_memory(run, layer, index, q, v, g, options)
                           : sequence_memory(run, layer, index, q, v, g, options);
-  const Tensor mixed = blend(run, read, v, g);
-  const Tensor out = linear(run, rms_norm(run, mixed, w.out_norm, norm), w.out, w.out_bias, h);
+  const Tensor mixed = blend_norm(run, read, v, g, w.out_norm, config_.norm_eps);
+  const Tensor out = linear(run, mixed, w.out, w.out_bias, h);
   if (run.trace) {
     run.trace(fmt::format("trace.{}.after_fwpkm", index), out);
   }

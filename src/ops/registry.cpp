@@ -1,7 +1,7 @@
 #include "ops/registry.h"
 
 #include "ops/attention/attention.h"
-#include "ops/blend/blend.h"
+#include "ops/blend_norm/blend_norm.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/embedding/embedding.h"
@@ -60,7 +60,7 @@ std::span<const OpInfo> all_ops() {
       {&kFwpkm, &fwpkm_cases, "g keys values"},
       {&kZScore, &z_score_cases},
       {&kMemoryNorm, &memory_norm_cases, "w_q w_v w_g", "gate b"},
-      {&kBlend, &blend_cases, "g"},
+      {&kBlendNorm, &blend_norm_cases, "g w"},
       {&kFastMlp, &fast_mlp_cases, "w_up b_up w_gate b_gate w_down b_down"},
       {&kRope, &rope_cases, "cos sin"},
       {&kLowRank, &low_rank_cases, "left right"},
