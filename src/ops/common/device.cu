@@ -37,8 +37,8 @@ using ProductKey = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, in
 
 // What a thread works with.
 struct Context {
-  cudaStream_t stream = nullptr;  // in use; `side` beside it
-  cudaStream_t side = nullptr;
+  cudaStream_t stream = nullptr;  // in use
+  cudaStream_t sides[2] = {};     // by Side
   cudaEvent_t border = nullptr;
   cublasHandle_t blas = nullptr;
   cublasLtHandle_t lt = nullptr;
@@ -51,13 +51,15 @@ struct Context {
   static constexpr size_t kExactScratch = 256u << 20;
 
   Context() {
-    // Blocks of the side stream come where those of the other leave room.
     int least = 0, greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
     check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
                "making a stream");
-    check_cuda(cudaStreamCreateWithPriority(&side, cudaStreamNonBlocking, least),
-               "making a stream");
+    for (const Side side : {Side::kLong, Side::kShort}) {
+      const int priority = side == Side::kLong ? least : (least + greatest) / 2;
+      check_cuda(cudaStreamCreateWithPriority(&side_stream(side), cudaStreamNonBlocking, priority),
+                 "making a stream");
+    }
     check_cuda(cudaEventCreateWithFlags(&border, cudaEventDisableTiming), "making an event");
     check_cublas(cublasCreate(&blas), "starting cuBLAS");
     check_cublas(cublasSetStream(blas, stream), "cuBLAS's stream");
@@ -67,6 +69,8 @@ struct Context {
     check_cublas(cublasLtCreate(&lt), "starting cuBLASLt");
     check_cublas(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH), "cuBLAS's precision");
   }
+
+  cudaStream_t& side_stream(Side side) { return sides[static_cast<size_t>(side)]; }
 };
 
 Context& context() {
@@ -316,22 +320,22 @@ cudaStream_t this_stream() {
   return context().stream;
 }
 
-SideStream::SideStream() : first_(context().stream) {
+SideStream::SideStream(Side side) : before_(context().stream) {
   if (!Profile::waiting()) {
-    context().stream = context().side;
+    context().stream = context().side_stream(side);
   }
 }
 
 SideStream::~SideStream() {
-  context().stream = first_;
+  context().stream = before_;
 }
 
-void SideStream::fork() {
-  wait_for(context().side, context().stream);
+void SideStream::fork(Side side) {
+  wait_for(context().side_stream(side), context().stream);
 }
 
-void SideStream::join() {
-  wait_for(context().stream, context().side);
+void SideStream::join(Side side) {
+  wait_for(context().stream, context().side_stream(side));
 }
 
 bool starts_early() {

@@ -137,24 +137,28 @@ inline bool in_runs_of(int64_t count, std::initializer_list<View> views) {
 // The calling thread's stream. All kernels go there, in order.
 cudaStream_t this_stream();
 
-// Work beside that of this_stream(): while one of these exists, this_stream() is a second stream of
+// The streams of a thread besides its first one. Where SMs have no room for all, blocks of kLong
+// come after all others, those of kShort after the first stream's only.
+enum class Side { kLong, kShort };
+
+// Work beside that of this_stream(): while one of these exists, this_stream() is another stream of
 // the thread, on which kernels run at the same time (products must not go there). Only fork() and
-// join(), called outside of it, order the two; all that was forked must be joined before an op
-// returns. While phases are waited for there is one stream only.
+// join() order it and the one that is this_stream() when they are called; all that was forked must
+// be joined before an op returns. While phases are waited for there is one stream only.
 class SideStream {
  public:
-  SideStream();
+  explicit SideStream(Side side);
   ~SideStream();
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
 
-  // What is queued on the second stream from now on waits for all that is queued on the first; and
-  // the other way round.
-  static void fork();
-  static void join();
+  // What is queued on the side from now on waits for all that is queued on this_stream(); and the
+  // other way round.
+  static void fork(Side side);
+  static void join(Side side);
 
  private:
-  cudaStream_t first_;
+  cudaStream_t before_;
 };
 
 // Throws an Error that names what was being done.
@@ -162,12 +166,18 @@ void check_cuda(cudaError_t error, const char* what);
 
 // Whether a kernel can be on its way before the one before it has ended (launch_next).
 bool starts_early();
-// Launches a kernel that comes right after another one on this stream, with no join between them.
-// Its launch does not wait for what that one writes: wait_for_earlier does, which every thread must
-// call. Only what has long been there can be read before that.
+// Launches a kernel with `bytes` of shared memory that it asks for. If `next`, it comes right after
+// another one on this stream, with no fork or join between that it waits for: its launch then does
+// not wait for what that one writes, but wait_for_earlier does, which every thread must call. Only
+// what has long been there can be read before that.
 template <typename... Params, typename... Args>
-void launch_next(void (*kernel)(Params...), unsigned blocks, int threads, size_t bytes,
-                 const char* what, const Args&... args) {
+void launch(bool next, void (*kernel)(Params...), unsigned blocks, int threads, size_t bytes,
+            const char* what, const Args&... args) {
+  if (bytes > 48 << 10) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes)),
+               what);
+  }
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -177,8 +187,13 @@ void launch_next(void (*kernel)(Params...), unsigned blocks, int threads, size_t
   config.dynamicSmemBytes = bytes;
   config.stream = this_stream();
   config.attrs = &early;
-  config.numAttrs = starts_early() ? 1 : 0;
+  config.numAttrs = next && starts_early() ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), what);
+}
+template <typename... Params, typename... Args>
+void launch_next(void (*kernel)(Params...), unsigned blocks, int threads, size_t bytes,
+                 const char* what, const Args&... args) {
+  launch(true, kernel, blocks, threads, bytes, what, args...);
 }
 // Waits until what the kernel before wrote can be read.
 __device__ inline void wait_for_earlier() {

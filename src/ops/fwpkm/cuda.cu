@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "ops/fwpkm/cuda_backward.cuh"
 #include "ops/fwpkm/cuda_write.cuh"
@@ -13,7 +14,8 @@ struct ForwardWork {
   FwpkmProducts products{};
   FwpkmLists lists{};
   FwpkmFound found{};
-  FwpkmKeyWork keys{};
+  FwpkmMarginals marginals{};
+  FwpkmTally tally{};
   size_t bytes = 0, map_bytes = 0;
 
   ForwardWork(FwpkmCall* call, const OpArgs& args, void* workspace) {
@@ -40,7 +42,16 @@ struct ForwardWork {
       take_map(&carver, call);
     }
     if (call->keys_move) {
-      take_keys(&carver, *call, kept, all * subs, chunk);
+      const int64_t tiles = tiles_of(FwpkmSpan(*call, 0));
+      tally.counts = carver.take<uint8_t>(call->books * tiles * call->n);
+      tally.before = carver.take<uint8_t>(chunk * subs);
+    }
+    if (call->keys_move && call->addr_loss) {
+      marginals = {kept.p, kept.pbar, kept.slope};
+      tally.sums = carver.take<unsigned long long>(int64_t{call->marginals} * call->n);
+    } else if (call->keys_move) {
+      found.push = carver.take<float>(all * subs);
+      found.along = carver.take<float>(chunk * call->reads);
     }
     bytes = carver.used();
   }
@@ -55,26 +66,15 @@ struct ForwardWork {
       call->map = reinterpret_cast<int2*>(carver->take<std::byte>(static_cast<int64_t>(map_bytes)));
     }
   }
-  void take_keys(Carver* carver, const FwpkmCall& call, const FwpkmKept& kept, int64_t selections,
-                 int64_t chunk) {
-    if (call.addr_loss) {
-      keys.marginals.p = kept.p;
-      keys.marginals.tile_sums =
-          carver->take<float>(int64_t{call.books} * lists.entry_tiles * call.n);
-      keys.marginals.pbar = kept.pbar;
-      keys.marginals.slope = kept.slope;
-    } else {
-      found.push = carver->take<float>(selections);
-      found.along = carver->take<float>(chunk * call.reads);
-    }
-    keys.parts =
-        carver->take<float>(call.books * key_part_rows(call, FwpkmSpan(call, 0)) * call.half);
-  }
 };
 
 // Nothing is written yet, and the old sub-keys of each chunk have their place.
-__global__ void __launch_bounds__(kFwpkmThreads) start_kernel(FwpkmCall call, int64_t key_rows) {
+__global__ void __launch_bounds__(kFwpkmThreads)
+    start_kernel(FwpkmCall call, int64_t key_rows, unsigned long long* sums) {
   const int64_t i = blockIdx.x * int64_t{kFwpkmThreads} + threadIdx.x;
+  if (sums != nullptr && i < call.marginals * call.n) {
+    sums[i] = 0;
+  }
   if (i < call.chunks) {
     call.addressing[i] = 0;
   }
@@ -96,11 +96,13 @@ __global__ void __launch_bounds__(kFwpkmThreads) start_kernel(FwpkmCall call, in
 
 void start(const FwpkmCall& call, const ForwardWork& work, const OpArgs& args) {
   const int64_t chains = call.write ? call.owners * call.chain_cap : 0;
-  const int64_t items = std::max<int64_t>(std::max<int64_t>(chains, call.owners), call.chunks + 1);
+  const int64_t items =
+      std::max({chains, int64_t{call.owners}, int64_t{call.chunks} + 1,
+                work.tally.sums == nullptr ? 0 : int64_t{call.marginals} * call.n});
   const View& kept = args.saved[FwpkmSaved::key_rows];
   Profile::phase(call.write ? FwpkmPhases::write_values : FwpkmPhases::read, [&] {
     start_kernel<<<static_cast<unsigned>(ceil_div(items, kFwpkmThreads)), kFwpkmThreads, 0,
-                   this_stream()>>>(call, kept ? kept.dim(0) - 1 : 0);
+                   this_stream()>>>(call, kept ? kept.dim(0) - 1 : 0, work.tally.sums);
     check_launch("fwpkm starting");
     if (work.map_bytes > 0) {
       check_cuda(cudaMemsetAsync(call.map, 0xff, work.map_bytes, this_stream()), "fwpkm starting");
@@ -116,27 +118,37 @@ void start(const FwpkmCall& call, const ForwardWork& work, const OpArgs& args) {
   }
 }
 
-// Runs `part` on the second stream, after all that the first one has now; or, if that is not
-// wanted, on the first.
+// Runs `part` on another stream, or, if that is not wanted, on the first.
 template <typename Part>
-void run_beside(bool beside, Part&& part) {
-  if (!beside) {
-    part();
-    return;
+void run_beside(bool beside, Side side, Part&& part) {
+  std::optional<SideStream> stream;
+  if (beside) {
+    stream.emplace(side);
   }
-  SideStream::fork();
-  const SideStream side;
   part();
 }
 
-// Whether values can be left to the second stream: selections and keys then never depend on them.
-// Of what the two share, the first stream only writes slots and sums of scores (in `weights`), each
-// chunk its own, before it forks for who reads them. All else that the second one reads or writes
-// (weights, sources, chains, shares, lists of reads, y, losses, errors, coefficients, the log, the
-// map) is touched by it alone until they join.
+// Whether values can be left to other streams: selections and keys then never depend on them. Of
+// what they share, the first stream only writes slots and sums of scores (in `weights`), each chunk
+// its own, before it forks for who reads them. All else that Side::kLong reads or writes (weights,
+// sources, chains, shares, y, losses, errors, coefficients, the log, the map) is touched there
+// alone until it is joined, and lists of reads, each chunk its own, by Side::kShort before.
 bool values_apart(const FwpkmCall& call) {
   const bool pushed_by_values = call.keys_move && !call.addr_loss;
   return !pushed_by_values && (call.keys_move || call.chunks > 1);
+}
+
+// Groups the reads of a chunk while their rows are read; then writes.
+void write(const FwpkmCall& call, const ForwardWork& work, const FwpkmSpan& span, bool apart) {
+  Profile::phase(FwpkmPhases::write_values, [&] {
+    run_beside(apart, Side::kShort, [&] { group_reads(call, work.lists, span); });
+    run_beside(apart, Side::kLong, [&] {
+      if (apart) {
+        SideStream::join(Side::kShort);
+      }
+      write_values(call, span, work.lists.of(call, span), work.found);
+    });
+  });
 }
 
 }  // namespace
@@ -234,27 +246,31 @@ void fwpkm_forward_cuda(const OpArgs& args) {
   for (int c = 0; c < call.chunks; ++c) {
     const FwpkmSpan span(call, c);
     const auto step = static_cast<float>(s.step(c));
-    Profile::phase(FwpkmPhases::read,
-                   [&] { select_slots(call, work.products, span, c == 0, work.keys.marginals.p); });
-    run_beside(apart, [&] {
-      Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
-      if (call.write) {
-        Profile::phase(FwpkmPhases::write_values, [&] {
-          group_reads(call, work.lists, span);
-          write_values(call, span, work.lists.of(call, span), work.found);
-        });
-      }
+    Profile::phase(FwpkmPhases::read, [&] {
+      select_slots(call, work.products, span, c == 0, work.marginals.p, work.tally);
     });
+    if (apart) {
+      SideStream::fork(Side::kLong);
+      SideStream::fork(Side::kShort);
+    }
+    run_beside(apart, Side::kLong, [&] {
+      Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
+    });
+    if (call.write) {
+      write(call, work, span, apart);
+    }
     if (call.keys_move) {
       Profile::phase(FwpkmPhases::write_keys, [&] {
-        const FwpkmKeyWork keys = work.keys.of(call, span);
-        group_selections(call, work.lists, span, keys.marginals);
-        move_keys(call, span, work.lists.of(call, span), work.found, keys, work.products);
+        const FwpkmGroups groups = work.lists.of(call, span);
+        const FwpkmMarginals marginals = work.marginals.of(call, span);
+        group_selections(call, groups, span, work.tally, marginals);
+        move_keys(call, span, groups, work.found, marginals, work.products);
       });
     }
   }
   if (apart) {
-    SideStream::join();
+    SideStream::join(Side::kLong);
+    SideStream::join(Side::kShort);
   }
 }
 

@@ -38,18 +38,16 @@ struct BackwardWork {
       back->dpbar = carver.take<float>(marginals);
       back->along = carver.take<float>(chunk * call.reads);
       back->dalong = carver.take<float>(chunk * call.reads);
-      back->parts =
-          carver.take<float>(call.books * key_part_rows(call, FwpkmSpan(call, 0)) * call.half);
     }
     bytes = carver.used();
   }
 };
 
 // Runs all chunks as two chains of kernels. Chain V, of the values, never asks for anything of
-// chain K, of the keys, but where the memory loss moves the keys; so it has a stream of its own and
-// runs ahead. What the two share:
-//   dw                  V writes it, each chunk in its own place; K's through_scores comes after a
-//                       join that follows through_values of the chunk
+// chain K, of the keys, but where the memory loss moves the keys; so K has a stream of its own and
+// follows as it can. What the two share:
+//   dw                  V writes it, each chunk in its own place; K's through_scores waits for
+//                       through_values of the chunk
 //   inputs, saved       only read
 // All else in FwpkmBack and all gradients belong to one of the chains: dv, dg, dvalues, live,
 // errors and dreads to V, the rest to K. While phases are timed there is one stream, and the order
@@ -62,7 +60,7 @@ class TwoChains {
   }
 
   void run() {
-    fork();
+    follow();
     for (int c = call_.chunks - 1; c >= 0; --c) {
       const FwpkmSpan span(call_, c);
       const FwpkmGroups groups = lists_.of(call_, span);
@@ -74,7 +72,7 @@ class TwoChains {
       if (c == call_.chunks - 1 && c > 0 && call_.keys_move && call_.addr_loss) {
         keys([&] { push_all(call_, back_); });
       }
-      join();
+      follow();
       keys([&] {
         through_scores(call_, span, back_);
         queries(c);
@@ -84,36 +82,34 @@ class TwoChains {
       }
       values([&] { to_earlier_values(call_, span, groups, back_); });
       if (call_.keys_move) {
-        keys([&] { to_earlier_keys(call_, span, groups, back_); });
+        keys([&] { to_earlier_keys(call_, span, lists_, back_); });
         back_.keys_live = true;
       }
     }
-    join();
+    if (apart_) {
+      SideStream::join(Side::kLong);
+    }
   }
 
  private:
   template <typename Part>
-  void keys(Part&& part) {
-    Profile::phase(FwpkmPhases::backward_keys, part);
+  void values(Part&& part) {
+    Profile::phase(FwpkmPhases::backward_values, part);
   }
   template <typename Part>
-  void values(Part&& part) {
-    Profile::phase(FwpkmPhases::backward_values, [&] {
+  void keys(Part&& part) {
+    Profile::phase(FwpkmPhases::backward_keys, [&] {
       std::optional<SideStream> side;
       if (apart_) {
-        side.emplace();
+        side.emplace(Side::kLong);
       }
       part();
     });
   }
-  void fork() const {
+  // K goes on when V has done what it was given until now.
+  void follow() const {
     if (apart_) {
-      SideStream::fork();
-    }
-  }
-  void join() const {
-    if (apart_) {
-      SideStream::join();
+      SideStream::fork(Side::kLong);
     }
   }
 
@@ -144,7 +140,9 @@ class TwoChains {
       found.push = back_.push;
       find_pushes(call_, span, found);
     }
-    find_gam(call_, span, groups, back_);
+    if (call_.addr_loss) {
+      find_dpbar(call_, span, groups, back_);
+    }
   }
   // Queries wait until there are as many chunks of them as go together.
   void queries(int c) {

@@ -27,7 +27,6 @@ struct FwpkmBack {
   float *ds, *push;               // of all tokens, [B*T, books, k]; ds: gradients of scores
   const float *p, *pbar, *slope;  // as in FwpkmKept
   float* dpbar;                   // [marginals, n]
-  float* parts;                   // as in FwpkmKeyWork
 
   int kept_chunks = 1;     // chunks whose queries are done at a time
   bool keys_live = false;  // whether dkeys of the chunk is not all zero
@@ -56,9 +55,9 @@ size_t fwpkm_backward_bytes(const OpArgs& args);
 
 // With the addressing loss: pushes of all chunks.
 void push_all(const FwpkmCall& call, const FwpkmBack& back);
-// From the gradients of moved keys to those of their pushes and of the marginals.
-void find_gam(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-              const FwpkmBack& back);
+// From the gradients of pushes to those of the marginals; right after to_earlier_keys.
+void find_dpbar(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+                const FwpkmBack& back);
 // The value write and the read: dv, dg, dreads, dw.
 void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
                     float step);
@@ -72,8 +71,9 @@ void to_queries(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmBack&
 // Gradients of the rows that the chunk read, to those that earlier chunks wrote.
 void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                        const FwpkmBack& back);
-// The same for the keys.
-void to_earlier_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+// The same for the keys, and the gradients of pushes of the chunk before; right after another
+// kernel (launch_next).
+void to_earlier_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmLists& lists,
                      const FwpkmBack& back);
 
 // Sub-keys as chunks read them, and the number of one among them.

@@ -20,42 +20,6 @@ __global__ void __launch_bounds__(kFwpkmThreads) pushes_kernel(FwpkmCall call, F
       item - rank, book, rank);
 }
 
-// gam = -<x, E>, the gradients of pushes: a warp for each piece of a codebook's list.
-template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads, 2)
-    gam_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
-  wait_for_earlier();
-  constexpr int kGroups = kFwpkmKeyGroups, kAhead = sizeof(T) == 2 ? 8 : 4;
-  const int pieces = pieces_of(call, span), lane = threadIdx.x % 32;
-  const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-  if (item >= call.books * pieces) {
-    return;
-  }
-  const int book = item / pieces;
-  const Selection mine(call, span, groups, book, item % pieces * kFwpkmPiece + lane);
-  const float score = call.scores[mine.of_all(call, book)];
-  const float* const tables[2] = {call.dot ? nullptr : keys_read(call),
-                                  back.dkeys_after(call, span.number)};
-  const int numbers[2] = {key_read(call, span, groups, book, mine.id), book * call.n + mine.id};
-  float along = 0;
-  for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
-    walk_piece<T, kRun, kAhead>(
-        call, book, mine, first, tables, numbers,
-        [&](int i, bool, float(&x)[kGroups][kRun], const float(&rows)[2][kGroups][kRun]) {
-          float sum = 0;
-          for_groups<kRun, kGroups>(first, call.half, [&](int g, int) {
-            add_run(-1.0f, rows[0][g], x[g]);
-            sum = dot_run(x[g], rows[1][g], sum);
-          });
-          sum = warp_sum(sum);
-          along += lane == i ? sum : 0.0f;
-        });
-  }
-  if (mine.here) {
-    back.gam[mine.of_chunk(call, book)] = -slope_of(call, score) * along;
-  }
-}
-
 // What a selection adds to the gradient of its sub-key's slope.
 __device__ float slope_gradient(const FwpkmCall& call, const FwpkmBack& back, const Selection& s,
                                 int book) {
@@ -84,11 +48,11 @@ __global__ void __launch_bounds__(kFwpkmThreads)
     const int end = groups.start(call, book, id + 1);
     for (int i = groups.start(call, book, id) + static_cast<int>(threadIdx.x % 32); i < end;
          i += 64) {
-      const Selection one(call, span, groups, book, i);
-      const Selection two(call, span, groups, book, min(i + 32, end - 1));
+      const Selection one(call, span, groups, book, i, end);
+      const Selection two(call, span, groups, book, i + 32, end);
       const float a = slope_gradient(call, back, one, book);
       const float b = slope_gradient(call, back, two, book);
-      sum += i + 32 < end ? a + b : a;
+      sum += two.here ? a + b : a;
     }
   }
   sum = warp_sum(sum);
@@ -213,63 +177,140 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   }
 }
 
-// Parts of what scores give to the keys: a warp for each piece of a codebook's list.
-template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads, 2)
-    spread_keys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
-  wait_for_earlier();
-  const int pieces = pieces_of(call, span);
-  const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-  if (item >= call.books * pieces) {
-    return;
+// The sum over a warp of x[which % kCount], in each lane for its own `which`: kCount sums at the
+// price of a few more exchanges than one.
+template <int kCount>
+__device__ float sums_for_lanes(float (&x)[kCount], int which) {
+  static_assert(kCount == 4 || kCount == 8);
+  const int lane = threadIdx.x % 32;
+  int step = 16;
+#pragma unroll
+  for (int left = kCount / 2; left > 0; left /= 2, step /= 2) {
+    const bool upper = (lane & step) != 0;  // has the upper half of what is left
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float given = upper ? x[i] : x[i + left];
+      x[i] = (upper ? x[i + left] : x[i]) + __shfl_xor_sync(kWholeWarp, given, step);
+    }
   }
-  const int book = item / pieces, piece = item % pieces;
-  const Selection mine(call, span, groups, book,
-                       piece * kFwpkmPiece + static_cast<int>(threadIdx.x % 32));
-  const int64_t at = mine.of_all(call, book);
-  sum_piece<T, kRun, sizeof(T) == 2 ? 8 : 4>(
-      call, span, book, piece, mine, slope_of(call, call.scores[at]) * back.ds[at], keys_read(call),
-      key_read(call, span, groups, book, mine.id), back.parts);
+  float sum = x[0];
+#pragma unroll
+  for (; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(kWholeWarp, sum, step);
+  }
+  // Lanes kCount apart in their upper bits have the sums, in order.
+  return __shfl_sync(kWholeWarp, sum, (which & (kCount - 1)) * (32 / kCount));
 }
 
-// The gradients of the keys before the chunk, from those after it: a warp for each.
-template <int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
-    dkeys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+// A warp's share of gam = -<x, E>, the gradients of pushes, columns first..half. `keys`, `e`:
+// the block's sub-keys (null for dot products) and their gradients.
+template <typename T, int kRun>
+__device__ void add_gam(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+                        const FwpkmBack& back, const OwnKeys& own, const OwnSelections& all,
+                        int first, int half, const OwnRows<kRun>* keys, const OwnRows<kRun>& e) {
+  constexpr int kGroups = kFwpkmKeyGroups, kTogether = kFwpkmTogether<T>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int end = all.share(warp + 1);
+  for (int at = all.share(warp); at < end; at += SelectionWindow::kLength) {
+    const SelectionWindow window(call, span, groups, own.book, at, end);
+    float scores[2] = {}, along[2] = {}, parts[kTogether];
+    float key[kGroups][kRun] = {}, gradient[kGroups][kRun] = {};
+    const auto prepare = [&] {
+      scores[0] = call.scores[window.low.of_all(call, own.book)];
+      scores[1] = call.scores[window.high.of_all(call, own.book)];
+    };
+    const auto use = [&](int i, int u, bool head, float(&x)[kGroups][kRun]) {
+      if (head) {
+        const int d = window.of(i, window.low.id, window.high.id) - own.first;
+        e.get(d, first, half, gradient);
+        if (keys != nullptr) {
+          keys->get(d, first, half, key);
+        }
+      }
+      parts[u] = 0;
+      for_groups<kRun, kGroups>(first, half, [&](int g, int) {
+        add_run(-1.0f, key[g], x[g]);
+        parts[u] = dot_run(x[g], gradient[g], parts[u]);
+      });
+    };
+    const auto done = [&](int i) {
+      const float sum = sums_for_lanes(parts, lane - i);
+      const int half = i / 32;
+      along[half] = lane >= i % 32 && lane < i % 32 + kTogether ? sum : along[half];
+    };
+    walk_selections<T, kRun>(call, own.book, window, first, half, prepare, use, done);
+    const auto store = [&](const Selection& one, float score, float sum) {
+      if (one.here) {
+        float* gam = back.gam + one.of_chunk(call, own.book);
+        *gam = (first == 0 ? 0.0f : *gam) - slope_of(call, score) * sum;
+      }
+    };
+    store(window.low, scores[0], along[0]);
+    store(window.high, scores[1], along[1]);
+  }
+}
+
+// The gradients of the keys before a chunk, from those after it and from those of scores; then, for
+// the chunk before, the gradients of its pushes.
+template <typename T, int kRun, bool kWhole>
+__global__ void __launch_bounds__(kFwpkmThreads, 2)
+    dkeys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmGroups groups_before,
+                 FwpkmBack back) {
   wait_for_earlier();
   constexpr int kGroups = kFwpkmKeyGroups;
-  const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-  if (item >= call.books * call.n) {
-    return;
-  }
-  const int book = item / call.n, id = item % call.n;
-  const int begin = groups.start(call, book, id), end = groups.start(call, book, id + 1);
-  const int64_t at = static_cast<int64_t>(item) * call.half;
+  const int half = kWhole ? OwnRows<kRun>::kColumns : call.half;
+  __shared__ __align__(16) KeyParts<kRun> parts;
+  __shared__ __align__(16) OwnRows<kRun> keys, keys_before, e;
+  const OwnKeys own(call, static_cast<int>(blockIdx.x));
+  const FwpkmSpan before(call, span.number - 1);
+  const OwnSelections all(call, groups, own), all_before(call, groups_before, own);
+  const auto scale_of = [&](const Selection& mine) {
+    const int64_t at = mine.of_all(call, own.book);
+    const float slope = slope_of(call, call.scores[at]);
+    return SelectionScale{slope * back.ds[at],
+                          back.keys_live && !call.dot ? slope * back.push[at] : 0.0f};
+  };
+  const int warp = threadIdx.x / 32, d = min(warp, own.count - 1), id = own.first + d;
+  const bool mine = warp < own.count;
+  const int begin = groups.start(call, own.book, id), end = groups.start(call, own.book, id + 1);
+  const int64_t at = (static_cast<int64_t>(own.book) * call.n + id) * call.half;
   const float* after = back.dkeys_after(call, span.number) + at;
-  float* before = back.dkeys_after(call, span.number - 1) + at;
-  float moved = 0;  // how much of itself a sub-key gets through the differences in its own move
-  if (back.keys_live && !call.dot) {
-#pragma unroll 2
-    for (int i = begin + static_cast<int>(threadIdx.x % 32); i < end; i += 32) {
-      const int64_t entry = Selection(call, span, groups, book, i).of_all(call, book);
-      moved = fmaf(slope_of(call, call.scores[entry]), back.push[entry], moved);
+  float* to = back.dkeys_after(call, before.number) + at;
+  const auto fetch_key = [&](const FwpkmSpan& of, const FwpkmGroups& in, int first,
+                             OwnRows<kRun>* rows) {
+    if (in.start(call, own.book, id) < in.start(call, own.book, id + 1)) {
+      rows->fetch(
+          d,
+          keys_read(call) + static_cast<int64_t>(key_read(call, of, in, own.book, id)) * call.half,
+          first, half);
     }
-  }
-  for (int first = 0; first < call.half; first += kGroups * 32 * kRun) {
-    // The rows are on their way while the lanes' parts of `moved` come together.
-    float old[kGroups][kRun] = {}, sum[kGroups][kRun] = {};
-    if (back.keys_live) {
-      for_groups<kRun, kGroups>(first, call.half,
-                                [&](int g, int c) { load_run(after + c, old[g]); });
+  };
+  for (int first = 0; first < half; first += OwnRows<kRun>::kColumns) {
+    __syncthreads();  // the columns before are done
+    if (mine && !call.dot) {
+      fetch_key(span, groups, first, &keys);
+      fetch_key(before, groups_before, first, &keys_before);
     }
-    if (begin < end) {
-      add_parts<kRun>(call, span, book, id, begin, end, back.parts, first, sum);
+    __syncthreads();
+    sum_share<T, kRun, true>(call, span, groups, own, all, first, half, call.dot ? nullptr : &keys,
+                             &parts, scale_of);
+    __syncthreads();
+    if (mine) {
+      float old[kGroups][kRun] = {}, sum[kGroups][kRun] = {};
+      if (back.keys_live) {
+        for_groups<kRun, kGroups>(first, half, [&](int g, int c) { load_run(after + c, old[g]); });
+      }
+      // Of itself a sub-key also gets what its own move had of it.
+      const float scale = 1 + parts.add(all, begin, end, d, first, half, sum);
+      for_groups<kRun, kGroups>(first, half, [&](int g, int c) {
+        add_run(scale, old[g], sum[g]);
+        store_wide(to + c, sum[g]);
+        store_run(&e.rows[d][c - first], sum[g]);
+      });
     }
-    const float scale = 1 + warp_sum(moved);
-    for_groups<kRun, kGroups>(first, call.half, [&](int g, int c) {
-      add_run(scale, old[g], sum[g]);
-      store_wide(before + c, sum[g]);
-    });
+    __syncthreads();
+    add_gam<T, kRun>(call, before, groups_before, back, own, all_before, first, half,
+                     call.dot ? nullptr : &keys_before, e);
   }
 }
 
@@ -282,39 +323,29 @@ void push_all(const FwpkmCall& call, const FwpkmBack& back) {
   check_launch("fwpkm pushes");
 }
 
-void find_gam(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-              const FwpkmBack& back) {
-  const unsigned blocks = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
-  with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    launch_next(&gam_kernel<T, Run::value>, blocks, kFwpkmThreads, 0, "fwpkm gradients of pushes",
-                call, span, groups, back);
-  });
-  if (call.addr_loss) {
-    launch_next(&dpbar_kernel, fwpkm_blocks(int64_t{call.marginals} * call.n), kFwpkmThreads, 0,
-                "fwpkm gradients of marginals", call, span, groups, back);
-  }
+void find_dpbar(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+                const FwpkmBack& back) {
+  launch_next(&dpbar_kernel, fwpkm_blocks(int64_t{call.marginals} * call.n), kFwpkmThreads, 0,
+              "fwpkm gradients of marginals", call, span, groups, back);
 }
 
 void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                        const FwpkmBack& back) {
   const unsigned blocks = fwpkm_blocks(ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow));
   with_run(call, [&](auto run) {
-    spread_values_kernel<decltype(run)::value>
-        <<<blocks, kFwpkmThreads, 0, this_stream()>>>(call, span, groups, back);
+    launch(false, &spread_values_kernel<decltype(run)::value>, blocks, kFwpkmThreads, 0,
+           "fwpkm gradients of rows", call, span, groups, back);
   });
-  check_launch("fwpkm gradients of rows");
 }
 
-void to_earlier_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
+void to_earlier_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmLists& lists,
                      const FwpkmBack& back) {
-  const unsigned pieces = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
+  const FwpkmSpan before(call, span.number - 1);
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    launch_next(&spread_keys_kernel<T, Run::value>, pieces, kFwpkmThreads, 0,
-                "fwpkm gradients of keys, in parts", call, span, groups, back);
-  });
-  with_run(call, [&](auto run) {
-    launch_next(&dkeys_kernel<decltype(run)::value>, fwpkm_blocks(int64_t{call.books} * call.n),
-                kFwpkmThreads, 0, "fwpkm gradients of keys", call, span, groups, back);
+    const bool whole = call.half == OwnRows<Run::value>::kColumns;
+    launch_next(whole ? &dkeys_kernel<T, Run::value, true> : &dkeys_kernel<T, Run::value, false>,
+                key_blocks(call), kFwpkmThreads, 0, "fwpkm gradients of keys", call, span,
+                lists.of(call, span), lists.of(call, before), back);
   });
 }
 

@@ -302,18 +302,15 @@ void launch_slices(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmBa
   const int64_t most = ceil_div(call.batch * longest_span(call), kLeast);
   const int64_t shares = std::max<int64_t>(1, std::min(kBlocks / slices, most));
   const size_t bytes = slice_bytes(call);
-  check_cuda(cudaFuncSetAttribute(&slice_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)),
-             "fwpkm asking for shared memory");
-  slice_kernel<T><<<static_cast<unsigned>(slices * shares), kSliceThreads, bytes, this_stream()>>>(
-      call, lists, back, queries, static_cast<int>(shares));
+  launch(false, &slice_kernel<T>, static_cast<unsigned>(slices * shares), kSliceThreads, bytes,
+         "fwpkm gradients of queries", call, lists, back, queries, static_cast<int>(shares));
 }
 
 }  // namespace
 
 void through_scores(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back) {
-  scores_kernel<<<fwpkm_blocks(span.count), kFwpkmThreads, 0, this_stream()>>>(call, span, back);
-  check_launch("fwpkm gradients of scores");
+  launch(false, &scores_kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
+         "fwpkm gradients of scores", call, span, back);
 }
 
 int queries_together(const FwpkmCall& call) {
@@ -336,12 +333,11 @@ void to_queries(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmBack&
   } else {
     const unsigned blocks = fwpkm_blocks(call.batch * longest_span(call) * call.books);
     with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-      query_kernel<T, Run::value>
-          <<<blocks* static_cast<unsigned>(queries.count), kFwpkmThreads, 0, this_stream()>>>(
-              call, lists, back, queries, static_cast<int>(blocks));
+      launch(false, &query_kernel<T, Run::value>, blocks * static_cast<unsigned>(queries.count),
+             kFwpkmThreads, 0, "fwpkm gradients of queries", call, lists, back, queries,
+             static_cast<int>(blocks));
     });
   }
-  check_launch("fwpkm gradients of queries");
 }
 
 }  // namespace fwpkm

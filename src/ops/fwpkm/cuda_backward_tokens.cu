@@ -299,16 +299,11 @@ void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBac
   constexpr int kFew = 8;
   const bool few = call.reads <= kFew && !back.memory && !back.late;
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    const auto launch = [&](auto kernel) {
-      kernel<<<fwpkm_blocks(span.count), kFwpkmThreads, 0, this_stream()>>>(call, span, back, step);
-    };
-    if (few) {
-      launch(&values_kernel<T, Run::value, kFew>);
-    } else {
-      launch(&values_kernel<T, Run::value, 0>);
-    }
+    const auto kernel =
+        few ? &values_kernel<T, Run::value, kFew> : &values_kernel<T, Run::value, 0>;
+    launch(false, kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
+           "fwpkm gradients of tokens' values", call, span, back, step);
   });
-  check_launch("fwpkm gradients of tokens' values");
 }
 
 }  // namespace fwpkm

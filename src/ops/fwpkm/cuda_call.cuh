@@ -144,6 +144,12 @@ __device__ inline T* global_pointer(T* pointer) {
   return pointer;
 }
 
+// A run of numbers as they are in memory: until it is used it takes no more registers than that.
+template <typename T, int kRun>
+struct alignas(sizeof(T) * kRun) PackedRun {
+  T values[kRun];
+};
+
 // put_run with wide stores, for global memory.
 template <int kRun, typename T>
 __device__ inline void put_wide(T* to, float (&values)[kRun], bool accumulate) {

@@ -85,7 +85,7 @@ __device__ void sort_pass(const uint32_t* ids, const uint16_t* order, uint16_t* 
   __syncthreads();
 }
 
-// Where each sub-key starts in a sorted tile, whose ids are id_at(i).
+// Where the slots of each first sub-key begin in a sorted tile, whose ids are id_at(i).
 template <typename IdAt>
 __device__ void find_starts(int n, int count, int32_t* starts, IdAt&& id_at) {
   for (int id = threadIdx.x; id <= n; id += kSortThreads) {
@@ -102,96 +102,54 @@ __device__ void find_starts(int n, int count, int32_t* starts, IdAt&& id_at) {
   }
 }
 
-// The sums of p of each sub-key in a sorted tile: p[order[i]] belongs to element i.
-__device__ void sum_tile(int n, const int32_t* starts, const uint16_t* order, const float* p,
-                         float* sums) {
-  const int thread = threadIdx.x;
-  constexpr int kLanes = 4;  // for each sub-key
-  for (int first = 0; first < n; first += kSortThreads / kLanes) {
-    const int id = first + thread / kLanes;
-    float sum = 0;
-    if (id < n) {
-      const int end = starts[id + 1];
-      for (int i = starts[id] + thread % kLanes; i < end; i += kLanes) {
-        sum += p[order[i]];
-      }
-    }
-    sum += __shfl_xor_sync(kWholeWarp, sum, 1);
-    sum += __shfl_xor_sync(kWholeWarp, sum, 2);
-    if (id < n && thread % kLanes == 0) {
-      sums[id] = sum;
-    }
-  }
-}
-
-// A block for each tile of a chunk; those of the owners' lists come first.
+// A block for each tile of the owners' lists.
 __global__ void __launch_bounds__(kSortThreads, 3)
-    sort_kernel(FwpkmCall call, FwpkmLists lists, FwpkmSpan span, FwpkmMarginals marginals) {
-  wait_for_earlier();
+    sort_kernel(FwpkmCall call, FwpkmLists lists, FwpkmSpan span) {
   __shared__ uint32_t ids[kFwpkmTile];
   __shared__ uint16_t orders[2][kFwpkmTile];
-  __shared__ float p[kFwpkmTile];
-  const int of_reads = call.owners * lists.read_tiles, index = blockIdx.x;
   const FwpkmGroups groups = lists.of(call, span);
-  const bool by_slot = index < of_reads;
-  const int rest = by_slot ? index : index - of_reads;
-  const int tiles = by_slot ? lists.read_tiles : lists.entry_tiles;
-  const int list = rest / tiles, tile = rest % tiles;
-  const int length = by_slot ? span.count / call.owners * call.reads : span.count * call.k;
+  const int tiles = lists.read_tiles, index = static_cast<int>(blockIdx.x);
+  const int list = index / tiles, tile = index % tiles;
+  const int length = span.count / call.owners * call.reads;
   // A shorter chunk has fewer tiles; of those that are not there the starts count.
   const int begin = tile * kFwpkmTile, count = max(0, min(kFwpkmTile, length - begin));
-  const auto place_at = [&](int i) { return (by_slot ? list * length : 0) + begin + i; };
+  const auto place_at = [&](int i) { return list * length + begin + i; };
   for (int i = threadIdx.x; i < count; i += kSortThreads) {
     const int place = place_at(i);
-    if (by_slot) {
-      ids[i] = call.slots[static_cast<int64_t>(span.token(place / call.reads)) * call.reads +
-                          place % call.reads];
-    } else {
-      const int64_t at =
-          (static_cast<int64_t>(span.token(place / call.k)) * call.books + list) * call.k +
-          place % call.k;
-      ids[i] = call.ids[at];
-      if (marginals.p != nullptr) {
-        p[i] = marginals.p[at];
-      }
-    }
+    ids[i] = call.slots[static_cast<int64_t>(span.token(place / call.reads)) * call.reads +
+                        place % call.reads];
     orders[0][i] = static_cast<uint16_t>(i);
   }
   __syncthreads();
-  const int all_bits = by_slot ? lists.slot_bits : lists.id_bits;
-  const int passes = (all_bits + kDigit - 1) / kDigit;
-  const int bits = (all_bits + passes - 1) / passes;
+  const int passes = (lists.slot_bits + kDigit - 1) / kDigit;
+  const int bits = (lists.slot_bits + passes - 1) / passes;
   for (int pass = 0; pass < passes && count > 0; ++pass) {
     sort_pass(ids, orders[pass % 2], orders[(pass + 1) % 2], count, pass * bits, bits);
   }
   const uint16_t* order = orders[passes % 2];
-  uint64_t* to = (by_slot ? groups.read_tiles : groups.entry_tiles) +
-                 static_cast<int64_t>(list) * length + begin;
+  uint64_t* to = groups.read_tiles + static_cast<int64_t>(list) * length + begin;
   for (int i = threadIdx.x; i < count; i += kSortThreads) {
     to[i] = static_cast<uint64_t>(ids[order[i]]) << 32 | static_cast<uint32_t>(place_at(order[i]));
   }
-  const int64_t of_tile = static_cast<int64_t>(list) * tiles + tile;
-  if (by_slot) {
-    if (tiles > 1) {
-      find_starts(call.n, count, groups.read_starts + of_tile * (call.n + 1),
-                  [&](int i) { return static_cast<int>(ids[order[i]]) / call.n; });
-    }
-    return;
-  }
-  int32_t* starts = groups.tile_starts + of_tile * (call.n + 1);
-  find_starts(call.n, count, starts, [&](int i) { return static_cast<int>(ids[order[i]]); });
-  if (marginals.p != nullptr) {
-    __syncthreads();
-    sum_tile(call.n, starts, order, p, marginals.tile_sums + of_tile * call.n);
+  if (tiles > 1) {
+    find_starts(call.n, count, groups.read_starts + static_cast<int64_t>(index) * (call.n + 1),
+                [&](int i) { return static_cast<int>(ids[order[i]]) / call.n; });
   }
 }
 
 // Where an element of an owner's tiles belongs in its list: behind all that are below it in any
 // tile. Its slot's first sub-key leaves few in each to be looked at, and the tiles are searched
-// together: none waits for another's loads.
-__device__ void merge_read(const FwpkmCall& call, const FwpkmGroups& groups, const FwpkmSpan& span,
-                           int tiles, int i) {
+// together: none waits for another's loads. A thread for each element.
+__global__ void __launch_bounds__(kFwpkmThreads)
+    merge_kernel(FwpkmCall call, FwpkmLists lists, FwpkmSpan span) {
+  wait_for_earlier();
   constexpr int kTogether = 8;
+  const int i = static_cast<int>(blockIdx.x) * kFwpkmThreads + static_cast<int>(threadIdx.x);
+  if (i >= span.count * call.reads) {
+    return;
+  }
+  const FwpkmGroups groups = lists.of(call, span);
+  const int tiles = lists.read_tiles;
   const int length = span.count / call.owners * call.reads;
   const int owner = i / length, own = i % length / kFwpkmTile;
   const uint64_t* list = groups.read_tiles + static_cast<int64_t>(owner) * length;
@@ -233,103 +191,6 @@ __device__ void merge_read(const FwpkmCall& call, const FwpkmGroups& groups, con
   groups.reads[static_cast<int64_t>(owner) * length + position] = element;
 }
 
-// The same for a codebook's, whose tiles know where each sub-key starts.
-__device__ void merge_entry(const FwpkmCall& call, const FwpkmGroups& groups, const FwpkmSpan& span,
-                            int tiles, int64_t i) {
-  const int length = span.count * call.k;
-  const int book = static_cast<int>(i / length), at = static_cast<int>(i % length);
-  const uint64_t element = groups.entry_tiles[i];
-  const int32_t* starts =
-      groups.tile_starts + static_cast<int64_t>(book) * tiles * (call.n + 1) + id_of(element);
-  const int own = at / kFwpkmTile;
-  int position = at % kFwpkmTile;
-#pragma unroll 8
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int below = starts[static_cast<int64_t>(tile) * (call.n + 1) + (tile < own ? 1 : 0)];
-    position += tile == own ? 0 : below;
-  }
-  groups.entries[static_cast<int64_t>(book) * length + position] = element;
-}
-
-__device__ void merge_start(const FwpkmCall& call, const FwpkmGroups& groups, int tiles, int i) {
-  const int book = i / (call.n + 1), id = i % (call.n + 1);
-  int start = 0;
-#pragma unroll 8
-  for (int tile = 0; tile < tiles; ++tile) {
-    start += groups.tile_starts[(static_cast<int64_t>(book) * tiles + tile) * (call.n + 1) + id];
-  }
-  groups.starts[i] = start;
-}
-
-// pbar and slope of sub-key `item` of all marginals.
-__device__ void merge_marginal(const FwpkmCall& call, const FwpkmSpan& span,
-                               const FwpkmMarginals& marginals, int tiles, int item) {
-  float sum = 0;
-  for (int book = item / call.n; book < call.books; book += call.marginals) {
-    const float* sums =
-        marginals.tile_sums + static_cast<int64_t>(book) * tiles * call.n + item % call.n;
-#pragma unroll 8
-    for (int tile = 0; tile < tiles; ++tile) {
-      sum += sums[static_cast<int64_t>(tile) * call.n];
-    }
-  }
-  const float mean = sum / marginal_tokens(call, span);
-  marginals.pbar[item] = mean;
-  marginals.slope[item] = marginal_slope(mean);
-}
-
-// What there is to merge in a chunk: a thread for each.
-struct MergeItems {
-  int64_t reads = 0, entries = 0, starts = 0, marginals = 0;
-
-  __host__ __device__ MergeItems(const FwpkmCall& call, const FwpkmLists& lists,
-                                 const FwpkmSpan& span, const FwpkmMarginals& found) {
-    if (lists.read_tiles > 1) {
-      reads = static_cast<int64_t>(span.count) * call.reads;
-    }
-    if (lists.entry_tiles > 1) {
-      entries = static_cast<int64_t>(span.count) * call.books * call.k;
-      starts = static_cast<int64_t>(call.books) * (call.n + 1);
-    }
-    if (found.p != nullptr) {
-      marginals = static_cast<int64_t>(call.marginals) * call.n;
-    }
-  }
-};
-
-__global__ void __launch_bounds__(kFwpkmThreads)
-    merge_kernel(FwpkmCall call, FwpkmLists lists, FwpkmSpan span, FwpkmMarginals marginals) {
-  wait_for_earlier();
-  const FwpkmGroups groups = lists.of(call, span);
-  const MergeItems items(call, lists, span, marginals);
-  int64_t i = blockIdx.x * int64_t{kFwpkmThreads} + threadIdx.x;
-  if (i < items.reads) {
-    merge_read(call, groups, span, lists.read_tiles, static_cast<int>(i));
-  } else if (i -= items.reads; i < items.entries) {
-    merge_entry(call, groups, span, lists.entry_tiles, i);
-  } else if (i -= items.entries; i < items.starts) {
-    merge_start(call, groups, lists.entry_tiles, static_cast<int>(i));
-  } else if (i -= items.starts; i < items.marginals) {
-    merge_marginal(call, span, marginals, lists.entry_tiles, static_cast<int>(i));
-  }
-}
-
-void group(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
-           const FwpkmMarginals& marginals) {
-  const int tiles = lists.tiles(call);
-  if (tiles == 0) {
-    return;
-  }
-  launch_next(&sort_kernel, static_cast<unsigned>(tiles), kSortThreads, 0, "fwpkm sorting tiles",
-              call, lists, span, marginals);
-  const MergeItems items(call, lists, span, marginals);
-  const int64_t all = items.reads + items.entries + items.starts + items.marginals;
-  if (all > 0) {
-    launch_next(&merge_kernel, static_cast<unsigned>(ceil_div(all, kFwpkmThreads)), kFwpkmThreads,
-                0, "fwpkm merging tiles", call, lists, span, marginals);
-  }
-}
-
 }  // namespace
 
 FwpkmKept::FwpkmKept(Carver* carver, const FwpkmCall& call) {
@@ -355,36 +216,22 @@ void FwpkmLists::take(Carver* carver, const FwpkmCall& call, const FwpkmKept& ke
     read_tiles = static_cast<int>(ceil_div(chunk / call.owners * call.reads, kFwpkmTile));
     slot_bits = bits_below(static_cast<int64_t>(call.n) * call.n);
   }
-  if (call.keys_move) {
-    entry_tiles = static_cast<int>(ceil_div(chunk * call.k, kFwpkmTile));
-    id_bits = bits_below(call.n);
-  }
-  first = {kept.reads, kept.entries, kept.reads, kept.entries, kept.starts, kept.starts, nullptr};
-  if (sorted) {
-    return;
-  }
+  first = {kept.reads, kept.entries, kept.reads, kept.starts, nullptr};
   // A list of one tile is sorted when its tile is.
-  if (read_tiles > 1) {
+  if (read_tiles > 1 && !sorted) {
     first.read_tiles = carver->take<uint64_t>(tokens * call.reads);
     first.read_starts = carver->take<int32_t>(chunks * call.owners * read_tiles * (call.n + 1));
-  }
-  if (entry_tiles > 1) {
-    first.entry_tiles = carver->take<uint64_t>(tokens * call.books * call.k);
-    first.tile_starts = carver->take<int32_t>(chunks * call.books * (call.n + 1) * entry_tiles);
   }
 }
 
 void group_reads(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span) {
-  FwpkmLists some = lists;
-  some.entry_tiles = 0;
-  group(call, some, span, {});
-}
-
-void group_selections(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
-                      const FwpkmMarginals& marginals) {
-  FwpkmLists some = lists;
-  some.read_tiles = 0;
-  group(call, some, span, marginals);
+  launch(false, &sort_kernel, static_cast<unsigned>(call.owners * lists.read_tiles), kSortThreads,
+         0, "fwpkm sorting tiles", call, lists, span);
+  if (lists.read_tiles > 1) {
+    const int64_t reads = int64_t{span.count} * call.reads;
+    launch_next(&merge_kernel, static_cast<unsigned>(ceil_div(reads, kFwpkmThreads)), kFwpkmThreads,
+                0, "fwpkm merging tiles", call, lists, span);
+  }
 }
 
 }  // namespace fwpkm

@@ -1,10 +1,10 @@
 // Reads grouped by slot, and selections by sub-key, so that every sum over a group has one owner
-// and one order. Lists are sorted in tiles, a block for each, and tiles are merged by counting, for
-// each element, what is smaller in all of them.
+// and one order. Lists of reads are sorted in tiles, a block for each, and tiles are merged by
+// counting, for each element, what is smaller in all of them.
 #pragma once
 
 #include "ops/common/carver.h"
-#include "ops/fwpkm/cuda_call.cuh"
+#include "ops/fwpkm/cuda_tally.cuh"
 
 namespace fwpkm {
 
@@ -13,9 +13,9 @@ inline constexpr int kFwpkmTile = 2048;
 // The groups of a chunk. An element is its id (slot or sub-key) in the upper half and its place in
 // the lower one: token number times reads plus read, or token number times k plus rank.
 struct FwpkmGroups {
-  uint64_t *reads, *entries;           // lists of owners by slot, of codebooks by sub-key
-  uint64_t *read_tiles, *entry_tiles;  // the same, sorted in tiles only
-  int32_t *starts, *tile_starts;       // [books, n + 1], [books, tiles, n + 1]: in lists of entries
+  uint64_t *reads, *entries;  // lists of owners by slot, of codebooks by sub-key
+  uint64_t* read_tiles;       // lists of owners, sorted in tiles only
+  int32_t* starts;            // [books, n + 1]: in lists of entries
   int32_t* read_starts;  // [owners, tiles, n + 1]: in tiles of reads, by the slots' first sub-key
 
   // Where the entries of a sub-key begin in their codebook's list; id n: where the list ends.
@@ -44,8 +44,8 @@ struct FwpkmKept {
 // The groups of all chunks.
 struct FwpkmLists {
   FwpkmGroups first;
-  int read_tiles = 0, entry_tiles = 0;  // of the list of a whole chunk; 0: nobody wants such lists
-  int slot_bits = 1, id_bits = 1;
+  int read_tiles = 0;  // of the list of a whole chunk
+  int slot_bits = 1;
 
   // Takes nothing to sort with if `sorted`.
   void take(Carver* carver, const FwpkmCall& call, const FwpkmKept& kept, bool sorted);
@@ -53,33 +53,32 @@ struct FwpkmLists {
   __host__ __device__ FwpkmGroups of(const FwpkmCall& call, const FwpkmSpan& span) const {
     FwpkmGroups g = first;
     const int64_t tokens = static_cast<int64_t>(call.batch) * span.first;
-    const int64_t starts = static_cast<int64_t>(span.number) * call.books * (call.n + 1);
     g.reads += tokens * call.reads;
     g.read_tiles += tokens * call.reads;
     g.entries += tokens * call.books * call.k;
-    g.entry_tiles += tokens * call.books * call.k;
-    g.starts += starts;
-    g.tile_starts += starts * entry_tiles;
+    g.starts += static_cast<int64_t>(span.number) * call.books * (call.n + 1);
     g.read_starts += static_cast<int64_t>(span.number) * call.owners * read_tiles * (call.n + 1);
     return g;
-  }
-  // Tiles of a chunk: those of the owners' lists come first.
-  __host__ __device__ int tiles(const FwpkmCall& call) const {
-    return call.owners * read_tiles + call.books * entry_tiles;
   }
 };
 
 // The marginals of a chunk's selections, found while those are grouped; none without p.
 struct FwpkmMarginals {
   float* p;             // softmax over the selected sub-scores, of all tokens
-  float* tile_sums;     // [books, tiles, n]: of p, by sub-key
   float *pbar, *slope;  // [marginals, n]: the mean, and the slope of p log(p + eps)
+
+  // Those of a chunk, from those of the first.
+  FwpkmMarginals of(const FwpkmCall& call, const FwpkmSpan& span) const {
+    const int64_t before = p == nullptr ? 0 : int64_t{span.number} * call.marginals * call.n;
+    return {p, pbar + before, slope + before};
+  }
 };
 
-// Sorts a chunk's reads by slot; its selections by sub-key. Each if there are such lists, and right
-// after another kernel (launch_next).
+// Sorts a chunk's reads by slot.
 void group_reads(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span);
-void group_selections(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span,
-                      const FwpkmMarginals& marginals);
+// Groups its selections, which were counted, by sub-key, right after another kernel (launch_next),
+// and finds the marginals if there is p.
+void group_selections(const FwpkmCall& call, const FwpkmGroups& groups, const FwpkmSpan& span,
+                      const FwpkmTally& tally, const FwpkmMarginals& marginals);
 
 }  // namespace fwpkm

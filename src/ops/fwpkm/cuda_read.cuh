@@ -19,7 +19,7 @@ struct FwpkmFound {
 // sub-keys at a time. Packed sub-keys lie in the order in which its lanes want them: units, then
 // steps of kFwpkmStep columns, then groups of 8 sub-keys, and there a lane for each sub-key and 4
 // columns of the step's first half, which also has those 4 of its second half.
-inline constexpr int kFwpkmTileTokens = 64, kFwpkmUnit = 32, kFwpkmStep = 32;
+inline constexpr int kFwpkmUnit = 32, kFwpkmStep = 32;
 
 // Memory for products of queries and sub-keys.
 struct FwpkmProducts {
@@ -58,9 +58,10 @@ struct FwpkmProducts {
 };
 
 // Selects the slots of a chunk's tokens: ids, picks, slots, scores, and in `weights` the sums of
-// scores. p is filled if given. `new_keys`: norms and packed keys are not there yet.
+// scores. If given, p is filled and selections are counted. `new_keys`: norms and packed keys are
+// not there yet.
 void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
-                  bool new_keys, float* p);
+                  bool new_keys, float* p, const FwpkmTally& tally);
 // Weights, sources and chains of reads; y, losses, and what is to be written.
 void read_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found, float step);
 // Of backward, where the memory loss moves the keys: errors, `along` and the pushes again.

@@ -114,6 +114,6 @@ struct Search {
 bool fits_tiles(const FwpkmCall& call);
 // Selects the slots of a chunk's tokens where it does (FwpkmProducts::tiled).
 void select_in_tiles(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
-                     const FwpkmSlack& slack, float* p);
+                     const FwpkmSlack& slack, float* p, const FwpkmTally& tally);
 
 }  // namespace fwpkm

@@ -380,10 +380,10 @@ void FwpkmProducts::take(Carver* carver, const FwpkmCall& call) {
 }
 
 void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
-                  bool new_keys, float* p) {
+                  bool new_keys, float* p, const FwpkmTally& tally) {
   if (work.tiled) {
     prepare(call, work, span, new_keys ? call.books * work.padded : 0, 0);
-    select_in_tiles(call, work, span, product_slack(call), p);
+    select_in_tiles(call, work, span, product_slack(call), p, tally);
     return;
   }
   for (int begin = 0; begin < span.length; begin += work.tokens) {
@@ -406,6 +406,9 @@ void select_slots(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmS
         launch(&select_kernel<T, Run::value, 0>);
       }
     });
+  }
+  if (tally.counts != nullptr) {
+    tally_selections(call, span, tally, p);
   }
 }
 

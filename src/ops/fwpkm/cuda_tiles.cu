@@ -125,9 +125,9 @@ __device__ __noinline__ void take_from_all(Tile tile, int i) {
   search.take_from_all(m.rows[threadIdx.x / 32]);
 }
 
-// Scores, ids and the softmax over the scores; eight lanes have a token.
-__device__ void store_selected(const Tile& tile, float* p) {
-  const Memory& m = tile.memory;
+// Scores, ids and the softmax over the scores; eight lanes have a token. All are counted.
+__device__ void store_selected(const Tile& tile, float* p, const FwpkmTally& tally) {
+  Memory& m = tile.memory;
   const int r = threadIdx.x % kBest, side = tile.book % 2;
 #pragma unroll
   for (int round = 0; round < kTile * kBest / kFwpkmThreads; ++round) {
@@ -148,9 +148,13 @@ __device__ void store_selected(const Tile& tile, float* p) {
     if (here) {
       const int64_t at = tile.place(i, tile.book) + r;
       tile.call.scores[at] = score;
-      tile.call.ids[at] = m.selected.ids[side][i][r];
+      const int id = m.selected.ids[side][i][r];
+      tile.call.ids[at] = id;
       if (p != nullptr) {
         p[at] = power / total;
+      }
+      if (tally.counts != nullptr) {
+        tally.add(tile.call, tile.book, i, id, power / total, m.masks);
       }
     }
   }
@@ -220,7 +224,7 @@ template <bool kDot, bool kWhole>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     tile_kernel(const __grid_constant__ FwpkmCall call, const __grid_constant__ FwpkmProducts work,
                 const __grid_constant__ FwpkmSpan span, const __grid_constant__ FwpkmSlack slack,
-                float* p) {
+                float* p, const __grid_constant__ FwpkmTally tally) {
   extern __shared__ __align__(16) uint4 shared[];
   Memory& m = *reinterpret_cast<Memory*>(shared);
   const int number = blockIdx.x / call.books, warp = threadIdx.x / 32;
@@ -271,8 +275,16 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   }
   __syncthreads();
   sort_lists(tile);
+  for (int i = threadIdx.x; i < kMost; i += kFwpkmThreads) {
+    m.masks[i] = 0;
+  }
   __syncthreads();
-  store_selected(tile, p);
+  store_selected(tile, p, tally);
+  if (tally.counts != nullptr) {
+    __syncthreads();
+    tally.store(call, span, book, number, m.masks,
+                [&](int i, int r) { return m.selected.ids[book % 2][i][r]; });
+  }
   if (comes_last(tile, number * call.heads + book / 2)) {
     pick_all(tile);
   }
@@ -286,20 +298,18 @@ bool fits_tiles(const FwpkmCall& call) {
 }
 
 void select_in_tiles(const FwpkmCall& call, const FwpkmProducts& work, const FwpkmSpan& span,
-                     const FwpkmSlack& slack, float* p) {
+                     const FwpkmSlack& slack, float* p, const FwpkmTally& tally) {
   // More than half of an SM's, where there is that much: two blocks there would be slower than one
   // here and one elsewhere.
-  const auto bytes = static_cast<int>(
-      std::max(sizeof(Memory), std::min<size_t>(most_shared_memory() / 2 + 2048, 120000)));
+  const size_t bytes =
+      std::max(sizeof(Memory), std::min<size_t>(most_shared_memory() / 2 + 2048, 120000));
   const bool whole = call.half == kColumnsHeld;
   const auto kernel = call.dot ? whole ? &tile_kernel<true, true> : &tile_kernel<true, false>
                       : whole ? &tile_kernel<false, true>
                                : &tile_kernel<false, false>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             "fwpkm asking for shared memory");
   const int64_t blocks = ceil_div(span.count, kTile) * call.books;
-  launch_next(kernel, static_cast<unsigned>(blocks), kFwpkmThreads, static_cast<size_t>(bytes),
-              "fwpkm selecting in tiles", call, work, span, slack, p);
+  launch_next(kernel, static_cast<unsigned>(blocks), kFwpkmThreads, bytes,
+              "fwpkm selecting in tiles", call, work, span, slack, p, tally);
 }
 
 }  // namespace fwpkm

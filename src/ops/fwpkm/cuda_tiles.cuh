@@ -34,7 +34,10 @@ struct Memory {
     uint4 ring[kFwpkmWarps][kStages][4][32];  // while products are made
     struct {                                  // afterwards
       uint64_t lists[kTile][kNear];
-      float rows[kFwpkmWarps][kMost];
+      union {
+        float rows[kFwpkmWarps][kMost];  // until all is selected
+        unsigned long long masks[kMost];
+      };
     };
   };
   union {

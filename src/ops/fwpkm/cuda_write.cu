@@ -128,7 +128,6 @@ __device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const S
 template <int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     write_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found) {
-  wait_for_earlier();
   __shared__ RowTerm terms[kFwpkmWarps][kFwpkmWindow + 32];
   __shared__ LongWrite rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
   const int warp = threadIdx.x / 32;
@@ -180,80 +179,73 @@ __device__ void addressing_loss(const FwpkmCall& call, const float* pbar, float*
   }
 }
 
-// Parts of the sums that move the keys: a warp for each piece; the last block has the loss.
-template <typename T, int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
+// Moves sub-keys, a few for each block, and keeps what they were. What products need of them is
+// renewed. The last block has the loss. kWhole: sub-keys have as many columns as a round.
+template <typename T, int kRun, bool kWhole>
+__global__ void __launch_bounds__(kFwpkmThreads, 2)
     move_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found,
-                FwpkmKeyWork keys, int blocks) {
+                FwpkmMarginals marginals, FwpkmProducts products, int blocks) {
   wait_for_earlier();
-  const int block = blockIdx.x;
+  constexpr int kGroups = kFwpkmKeyGroups;
+  const int half = kWhole ? OwnRows<kRun>::kColumns : call.half;
+  __shared__ __align__(16) KeyParts<kRun> parts;
+  __shared__ __align__(16) OwnRows<kRun> keys;
+  const int block = blockIdx.x, warp = threadIdx.x / 32;
   if (block == blocks) {
-    addressing_loss(call, keys.marginals.pbar, call.addressing + span.number);
+    addressing_loss(call, marginals.pbar, call.addressing + span.number);
     return;
   }
-  const int pieces = pieces_of(call, span);
-  const int item = block * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-  if (item >= call.books * pieces) {
-    return;
-  }
-  const int book = item / pieces, piece = item % pieces;
-  const Selection mine(call, span, groups, book,
-                       piece * kFwpkmPiece + static_cast<int>(threadIdx.x % 32));
-  const int64_t at = mine.of_all(call, book);
-  const float push = call.addr_loss
-                         ? addressing_push(call, span, keys.marginals.p, keys.marginals.slope,
-                                           at - mine.rank, book, mine.rank)
-                         : found.push[at];
-  sum_piece<T, kRun, sizeof(T) == 2 ? 8 : 4>(call, span, book, piece, mine,
-                                             -push * slope_of(call, call.scores[at]), call.keys,
-                                             book * call.n + mine.id, keys.parts);
-}
-
-// The moved sub-keys, and what they were: a warp for each. What products need of them is renewed.
-template <int kRun>
-__global__ void __launch_bounds__(kFwpkmThreads)
-    keep_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, const float* parts,
-                FwpkmProducts products) {
-  wait_for_earlier();
-  let_next_start();  // the next chunk's queries can be fetched
-  const int item = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-  if (item >= call.books * call.n) {
-    return;
-  }
-  const int book = item / call.n, id = item % call.n;
-  const int begin = groups.start(call, book, id), end = groups.start(call, book, id + 1);
-  if (begin == end) {
-    return;
-  }
-  float* key = call.moved + static_cast<int64_t>(item) * call.half;
+  const OwnKeys own(call, block);
+  const OwnSelections all(call, groups, own);
+  const auto scale_of = [&](const Selection& mine) {
+    const int64_t at = mine.of_all(call, own.book);
+    const float push = call.addr_loss ? addressing_push(call, span, marginals.p, marginals.slope,
+                                                        at - mine.rank, own.book, mine.rank)
+                                      : found.push[at];
+    return SelectionScale{-push * slope_of(call, call.scores[at])};
+  };
+  // A warp has a sub-key, and none where there are more warps.
+  const int id = own.first + min(warp, own.count - 1);
+  const int begin = groups.start(call, own.book, id), end = groups.start(call, own.book, id + 1);
+  const bool mine = warp < own.count && begin < end;
+  float* key = call.moved + (static_cast<int64_t>(own.book) * call.n + id) * call.half;
   float* old =
-      call.key_rows == nullptr
+      call.key_rows == nullptr || !mine
           ? nullptr
           : call.key_rows +
-                static_cast<int64_t>(old_key_place(call, span, groups, book, id)) * call.half;
+                static_cast<int64_t>(old_key_place(call, span, groups, own.book, id)) * call.half;
   const bool multiplied = call.given_ids == nullptr;
-  const int64_t padded_item = static_cast<int64_t>(book) * products.padded + id;
   float norm = 0;
-  for (int first = 0; first < call.half; first += kFwpkmKeyGroups * 32 * kRun) {
-    float sum[kFwpkmKeyGroups][kRun] = {};
-    for_groups<kRun, kFwpkmKeyGroups>(first, call.half, [&](int g, int c) {
-      load_run(key + c, sum[g]);
-      if (old != nullptr) {
-        store_wide(old + c, sum[g]);
-      }
-    });
-    add_parts<kRun>(call, span, book, id, begin, end, parts, first, sum);
-    for_groups<kRun, kFwpkmKeyGroups>(first, call.half, [&](int g, int c) {
+  for (int first = 0; first < half; first += OwnRows<kRun>::kColumns) {
+    __syncthreads();  // the columns before are done
+    if (mine) {
+      keys.fetch(warp, key, first, half);
+    }
+    __syncthreads();
+    sum_share<T, kRun, false>(call, span, groups, own, all, first, half, call.dot ? nullptr : &keys,
+                              &parts, scale_of);
+    __syncthreads();
+    let_next_start();  // the next chunk's queries can be fetched
+    if (!mine) {
+      continue;
+    }
+    float sum[kGroups][kRun] = {};
+    keys.get(warp, first, half, sum);
+    if (old != nullptr) {
+      for_groups<kRun, kGroups>(first, half, [&](int g, int c) { store_wide(old + c, sum[g]); });
+    }
+    parts.add(all, begin, end, warp, first, half, sum);
+    for_groups<kRun, kGroups>(first, half, [&](int g, int c) {
       store_wide(key + c, sum[g]);
       norm = dot_run(sum[g], sum[g], norm);
       if (multiplied && call.narrow) {
-        products.pack_key(call, book, id, c, sum[g]);
+        products.pack_key(call, own.book, id, c, sum[g]);
       }
     });
   }
   norm = warp_sum(norm);
-  if (multiplied && threadIdx.x % 32 == 0) {
-    products.norms[padded_item] = norm;
+  if (mine && multiplied && threadIdx.x % 32 == 0) {
+    products.norms[static_cast<int64_t>(own.book) * products.padded + id] = norm;
   }
 }
 
@@ -263,22 +255,20 @@ void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroup
                   const FwpkmFound& found) {
   const int64_t windows = ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow);
   with_run(call, [&](auto run) {
-    launch_next(&write_kernel<decltype(run)::value>, fwpkm_blocks(windows), kFwpkmThreads, 0,
-                "fwpkm writing values", call, span, groups, found);
+    launch(false, &write_kernel<decltype(run)::value>, fwpkm_blocks(windows), kFwpkmThreads, 0,
+           "fwpkm writing values", call, span, groups, found);
   });
 }
 
 void move_keys(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
-               const FwpkmFound& found, const FwpkmKeyWork& keys, const FwpkmProducts& products) {
-  const unsigned blocks = fwpkm_blocks(int64_t{call.books} * pieces_of(call, span));
+               const FwpkmFound& found, const FwpkmMarginals& marginals,
+               const FwpkmProducts& products) {
+  const unsigned blocks = key_blocks(call);
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    launch_next(&move_kernel<T, Run::value>, blocks + (keys.marginals.pbar == nullptr ? 0 : 1),
-                kFwpkmThreads, 0, "fwpkm moving keys", call, span, groups, found, keys,
-                static_cast<int>(blocks));
-  });
-  with_run(call, [&](auto run) {
-    launch_next(&keep_kernel<decltype(run)::value>, fwpkm_blocks(int64_t{call.books} * call.n),
-                kFwpkmThreads, 0, "fwpkm keeping keys", call, span, groups, keys.parts, products);
+    const bool whole = call.half == OwnRows<Run::value>::kColumns;
+    launch_next(whole ? &move_kernel<T, Run::value, true> : &move_kernel<T, Run::value, false>,
+                blocks + (marginals.p == nullptr ? 0 : 1), kFwpkmThreads, 0, "fwpkm moving keys",
+                call, span, groups, found, marginals, products, static_cast<int>(blocks));
   });
 }
 
