@@ -287,6 +287,9 @@ std::vector<Case> fwpkm_cases() {
       cases.push_back(crowded);
     }
   }
+  // Many tokens in a chunk: that share few sub-keys, and that have more than a GPU's block threads.
+  add({2, 310, 16, 3, true, false, false}, settings(1, 3, 2, 300, 1, true));
+  add({2, 310, 16, 3, true, false, false}, settings(1, 600, 3, 155, 1, true));
   // The paper's sizes but for n = 512, whose table fills half a gigabyte.
   for (const bool shared : {false, true}) {
     Case perf = make({1, 2048, 512, 512, true, false, false}, settings(1, 128, 8, 512, 1, shared));

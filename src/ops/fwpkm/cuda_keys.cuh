@@ -16,8 +16,7 @@ inline unsigned key_blocks(const FwpkmCall& call) {
   return static_cast<unsigned>(call.books * ceil_div(call.n, kFwpkmOwn));
 }
 
-// The sub-keys of a block: `count` from `first` on. In a chunk their selections are begin..end of
-// the codebook's list.
+// The sub-keys of a block: `count` from `first` on.
 struct OwnKeys {
   int book, first, count;
 
@@ -28,6 +27,7 @@ struct OwnKeys {
     count = min(kFwpkmOwn, call.n - first);
   }
 };
+// Their selections in a chunk: begin..end of the codebook's list.
 struct OwnSelections {
   int begin, end;
 
@@ -132,7 +132,7 @@ struct SelectionWindow {
 
 // Walks through a window, columns first..half, some selections at a time whose queries are on
 // their way together: calls use(i, u, head, x) for number i, the u-th of those together, with x its
-// query and `head` as in the window, then done(i, so many) for all from number i on. prepare() is
+// query and `head` as in the window, then done(i) with the first of them. prepare() is
 // called once, while the first queries are on their way. Past the end the last selection is used
 // again, as if it had no effect.
 template <typename T>
