@@ -198,7 +198,7 @@ __device__ float sums_for_lanes(float (&x)[kCount], int which) {
   for (; step > 0; step /= 2) {
     sum += __shfl_xor_sync(kWholeWarp, sum, step);
   }
-  // Lanes kCount apart in their upper bits have the sums, in order.
+  // Sum number s is in lane 32 / kCount * s now.
   return __shfl_sync(kWholeWarp, sum, (which & (kCount - 1)) * (32 / kCount));
 }
 
@@ -235,8 +235,8 @@ __device__ void add_gam(const FwpkmCall& call, const FwpkmSpan& span, const Fwpk
     };
     const auto done = [&](int i) {
       const float sum = sums_for_lanes(parts, lane - i);
-      const int half = i / 32;
-      along[half] = lane >= i % 32 && lane < i % 32 + kTogether ? sum : along[half];
+      float& mine = along[i / 32];
+      mine = lane >= i % 32 && lane < i % 32 + kTogether ? sum : mine;
     };
     walk_selections<T, kRun>(call, own.book, window, first, half, prepare, use, done);
     const auto store = [&](const Selection& one, float score, float sum) {
@@ -251,7 +251,7 @@ __device__ void add_gam(const FwpkmCall& call, const FwpkmSpan& span, const Fwpk
 }
 
 // The gradients of the keys before a chunk, from those after it and from those of scores; then, for
-// the chunk before, the gradients of its pushes.
+// the chunk before, the gradients of its pushes. kWhole: as in moving.
 template <typename T, int kRun, bool kWhole>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     dkeys_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmGroups groups_before,
