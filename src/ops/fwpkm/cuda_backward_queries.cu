@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   }
   const bool live = (queries.live >> number & 1) != 0;
   const int lane = threadIdx.x % 32, t = span.token(item / call.books), book = item % call.books;
-  const int64_t all = (static_cast<int64_t>(t) * call.books + book) * call.k;
+  const int64_t all = selections_at(call, t, book);
   const T* query = query_of<T>(call, t, book);
   T* dq = static_cast<T*>(back.dq) + static_cast<int64_t>(t) * call.row + book * call.half;
   const float* dkeys = back.dkeys_after(call, span.number);
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kSliceThreads)
   for (; begin < end; begin += kSliceThreads / kSliceLanes) {
     const int j = begin + lane / kSliceLanes, t = span.token(min(j, end - 1));
     const bool here = j < end && c < call.half;
-    const int64_t all = (static_cast<int64_t>(t) * call.books + book) * call.k;
+    const int64_t all = selections_at(call, t, book);
     float q[4] = {}, sum[4] = {};
     if (here && !call.dot) {
       load_run(query_of<T>(call, t, book) + c, q);

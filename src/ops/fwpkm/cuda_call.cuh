@@ -122,6 +122,11 @@ __device__ inline const T* query_of(const FwpkmCall& call, int t, int book) {
   return static_cast<const T*>(call.q) + static_cast<int64_t>(t) * call.row + book * call.half;
 }
 
+// Where the selections of a token in a codebook begin.
+__device__ inline int64_t selections_at(const FwpkmCall& call, int token, int book) {
+  return (static_cast<int64_t>(token) * call.books + book) * call.k;
+}
+
 // The value that token t is to find.
 template <typename T>
 __device__ inline const T* target_of(const FwpkmCall& call, int t) {
@@ -143,12 +148,6 @@ __device__ inline T* global_pointer(T* pointer) {
   __builtin_assume(__isGlobal(pointer));
   return pointer;
 }
-
-// A run of numbers as they are in memory: until it is used it takes no more registers than that.
-template <typename T, int kRun>
-struct alignas(sizeof(T) * kRun) PackedRun {
-  T values[kRun];
-};
 
 // put_run with wide stores, for global memory.
 template <int kRun, typename T>

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kSortThreads, 3)
   const uint16_t* order = orders[passes % 2];
   uint64_t* to = groups.read_tiles + static_cast<int64_t>(list) * length + begin;
   for (int i = threadIdx.x; i < count; i += kSortThreads) {
-    to[i] = static_cast<uint64_t>(ids[order[i]]) << 32 | static_cast<uint32_t>(place_at(order[i]));
+    to[i] = element_of(static_cast<int>(ids[order[i]]), place_at(order[i]));
   }
   if (tiles > 1) {
     find_starts(call.n, count, groups.read_starts + static_cast<int64_t>(index) * (call.n + 1),

@@ -24,6 +24,9 @@ struct FwpkmGroups {
   }
 };
 
+inline __host__ __device__ uint64_t element_of(int id, int place) {
+  return static_cast<uint64_t>(id) << 32 | static_cast<uint32_t>(place);
+}
 inline __host__ __device__ int id_of(uint64_t element) {
   return static_cast<int>(element >> 32);
 }

@@ -64,10 +64,10 @@ struct Selection {
   }
   // Its number among the selections of all tokens, and of the chunk's.
   __device__ int64_t of_all(const FwpkmCall& call, int book) const {
-    return (static_cast<int64_t>(t) * call.books + book) * call.k + rank;
+    return selections_at(call, t, book) + rank;
   }
   __device__ int64_t of_chunk(const FwpkmCall& call, int book) const {
-    return (static_cast<int64_t>(j) * call.books + book) * call.k + rank;
+    return selections_at(call, j, book) + rank;
   }
 };
 
@@ -81,6 +81,12 @@ __device__ inline int old_key_place(const FwpkmCall& call, const FwpkmSpan& span
   const uint64_t* entries = groups.entries + static_cast<int64_t>(book) * length;
   return base + book * length + place_of(entries[groups.start(call, book, id)]);
 }
+
+// A run of numbers as they are in memory: until it is used it takes no more registers than that.
+template <typename T, int kRun>
+struct alignas(sizeof(T) * kRun) PackedRun {
+  T values[kRun];
+};
 
 // Columns of a block's sub-keys, or of something like them, in shared memory.
 template <int kRun>
@@ -130,13 +136,14 @@ struct SelectionWindow {
   }
 };
 
-// Walks through a window, columns first..half, some selections at a time whose queries are on
-// their way together: calls use(i, u, head, x) for number i, the u-th of those together, with x its
-// query and `head` as in the window, then done(i) with the first of them. prepare() is
-// called once, while the first queries are on their way. Past the end the last selection is used
-// again, as if it had no effect.
+// Selections whose queries are on their way at once.
 template <typename T>
 inline constexpr int kFwpkmTogether = sizeof(T) == 2 ? 8 : 4;
+
+// Walks through a window, columns first..half, kFwpkmTogether selections at a time: calls use(i, u,
+// head, x) for number i, the u-th of those together, with x its query and `head` as in the window,
+// then done(i) with the first of them. prepare() is called once, while the first queries are on
+// their way. Past the end the last selection is used again, as if it had no effect.
 template <typename T, int kRun, typename Prepare, typename Use, typename Done>
 __device__ inline void walk_selections(const FwpkmCall& call, int book,
                                        const SelectionWindow& window, int first, int half,

@@ -20,9 +20,7 @@ __global__ void __launch_bounds__(kFwpkmThreads)
     masks[id] = 0;
   }
   __syncthreads();
-  const auto place = [&](int i) {
-    return (static_cast<int64_t>(span.token(first + i)) * call.books + book) * call.k;
-  };
+  const auto place = [&](int i) { return selections_at(call, span.token(first + i), book); };
   for (int s = threadIdx.x; s < count * call.k; s += kFwpkmThreads) {
     const int i = s / call.k;
     const int64_t at = place(i) + s % call.k;
@@ -102,13 +100,11 @@ __global__ void __launch_bounds__(kListThreads, 3)
 #pragma unroll 4
     for (int s = threadIdx.x; s < selections; s += kListThreads) {
       const int j = first + s / call.k, rank = s % call.k;
-      const int selected =
-          call.ids[(static_cast<int64_t>(span.token(j)) * call.books + book) * call.k + rank];
-      const int earlier =
-          tally.before[(static_cast<int64_t>(j) * call.books + book) * call.k + rank];
+      const int selected = call.ids[selections_at(call, span.token(j), book) + rank];
+      const int earlier = tally.before[selections_at(call, j, book) + rank];
       if (selected >= base && selected < base + kListThreads) {
         list[next[j / kFwpkmTileTokens - first_tile][selected - base] + earlier] =
-            static_cast<uint64_t>(selected) << 32 | static_cast<uint32_t>(j * call.k + rank);
+            element_of(selected, j * call.k + rank);
       }
     }
     __syncthreads();

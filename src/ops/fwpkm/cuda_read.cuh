@@ -37,8 +37,7 @@ struct FwpkmProducts {
 
   // Tiles of the longest chunk, each head its own.
   __host__ __device__ int tiles(const FwpkmCall& call) const {
-    const int longest = call.time < call.chunk ? call.time : call.chunk;
-    return (call.batch * longest + kFwpkmTileTokens - 1) / kFwpkmTileTokens * call.heads;
+    return tiles_of(FwpkmSpan(call, 0)) * call.heads;
   }
   // Packs numbers of a sub-key from column c on.
   template <int kRun>

@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 4)
   const bool here = item < span.count * call.heads, held = 2 * call.k <= kNear;
   const int j = here ? item / call.heads : 0, head = here ? item % call.heads : 0;
   const int t = span.token(j), book = 2 * head + warp % 2;
-  const int64_t at = (static_cast<int64_t>(t) * call.books + book) * call.k;
+  const int64_t at = selections_at(call, t, book);
   uint64_t* list = call.k <= kNear
                        ? lists[warp]
                        : work.lists + (static_cast<int64_t>(item) * 2 + warp % 2) * call.k;

@@ -45,7 +45,7 @@ struct FwpkmTally {
     const int selections = min(kFwpkmTileTokens, span.count - first) * call.k;
     for (int s = threadIdx.x; s < selections; s += kFwpkmThreads) {
       const int i = s / call.k, r = s % call.k;
-      before[(static_cast<int64_t>(first + i) * call.books + book) * call.k + r] =
+      before[selections_at(call, first + i, book) + r] =
           static_cast<uint8_t>(__popcll(masks[id_of(i, r)] & ((1ull << i) - 1)));
     }
   }

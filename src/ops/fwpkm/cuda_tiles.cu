@@ -307,8 +307,7 @@ void select_in_tiles(const FwpkmCall& call, const FwpkmProducts& work, const Fwp
   const auto kernel = call.dot ? whole ? &tile_kernel<true, true> : &tile_kernel<true, false>
                       : whole ? &tile_kernel<false, true>
                                : &tile_kernel<false, false>;
-  const int64_t blocks = ceil_div(span.count, kTile) * call.books;
-  launch_next(kernel, static_cast<unsigned>(blocks), kFwpkmThreads, bytes,
+  launch_next(kernel, static_cast<unsigned>(tiles_of(span) * call.books), kFwpkmThreads, bytes,
               "fwpkm selecting in tiles", call, work, span, slack, p, tally);
 }
 

@@ -71,7 +71,7 @@ struct Tile {
   __device__ int token(int i) const { return memory.tokens[i]; }
   // Where a token's selections of a codebook are.
   __device__ int64_t place(int i, int of_book) const {
-    return (static_cast<int64_t>(token(i)) * call.books + of_book) * call.k;
+    return selections_at(call, token(i), of_book);
   }
   __device__ int steps() const { return call.half / kFwpkmStep; }
   __device__ int units() const { return work.padded / kUnit; }
