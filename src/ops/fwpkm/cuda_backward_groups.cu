@@ -235,8 +235,8 @@ __device__ void add_gam(const FwpkmCall& call, const FwpkmSpan& span, const Fwpk
     };
     const auto done = [&](int i) {
       const float sum = sums_for_lanes(parts, lane - i);
-      float& mine = along[i / 32];
-      mine = lane >= i % 32 && lane < i % 32 + kTogether ? sum : mine;
+      const int part = i / 32;  // low or high
+      along[part] = lane >= i % 32 && lane < i % 32 + kTogether ? sum : along[part];
     };
     walk_selections<T, kRun>(call, own.book, window, first, half, prepare, use, done);
     const auto store = [&](const Selection& one, float score, float sum) {
