@@ -68,6 +68,9 @@ std::vector<Values> draw_inputs(const OpInfo& info, const Case& c, Device device
         case Draw::kDecay:
           x = -random.uniform();
           break;
+        case Draw::kWhole:
+          x = static_cast<double>(random.below(3)) - 1;
+          break;
         case Draw::kIndex:
           x = static_cast<double>(random.below(spec.limit));
           break;
@@ -109,7 +112,7 @@ class Bench {
       hold_.push_back(run.from_host(spec.name, spec.shape, inputs[k], types.value));
       const View value = hold_.back().view();
       if (spec.grad && (parameters || types.weight)) {
-        const Values start(inputs[k].size(), parameters ? kStart : 0);
+        const Values start(inputs[k].size(), parameters ? kStart : NAN);
         hold_.push_back(run.from_host(spec.name, spec.shape, start, types.grad));
         tensors_.push_back(Tensor::parameter(value, hold_.back().view()));
       } else {
@@ -126,6 +129,8 @@ class Bench {
       if (t && !t.node()->is_parameter) {
         t.node()->grad = View();
         t.node()->grad_storage.reset();
+      }
+      if (t && !parameters_) {
         t.node()->grad_written = false;
       }
       if (t) {

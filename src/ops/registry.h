@@ -16,6 +16,7 @@ enum class Draw : uint8_t {
   kSmall,   // normal, standard deviation 0.1
   kUnit,    // uniform in [0.05, 0.95]
   kDecay,   // uniform in [-1, 0]
+  kWhole,   // -1, 0 or 1
   kIndex,   // integer in 0..limit-1
   kLabel,   // integer in -1..limit-1 (-1: no label)
 };
