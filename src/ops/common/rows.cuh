@@ -41,7 +41,7 @@ template <int kCount, int kHeld>
 struct RunsOf {};
 
 // Calls fn with the way to take rows of `width`, in runs if they allow that; with up to kMost held
-// where the row fits: 0, 1 (heads) or 3.
+// where the row fits: 0, 1 (heads), 3 or 8.
 template <int kMost, typename Fn>
 void with_runs(int64_t width, bool in_runs, Fn&& fn) {
   if (!in_runs) {
@@ -57,6 +57,12 @@ void with_runs(int64_t width, bool in_runs, Fn&& fn) {
   if constexpr (kMost >= 3) {
     if (width <= 3 * 8 * kWarpLanes) {
       fn(RunsOf<8, 3>());
+      return;
+    }
+  }
+  if constexpr (kMost >= 8) {
+    if (width <= 8 * 8 * kWarpLanes) {
+      fn(RunsOf<8, 8>());
       return;
     }
   }

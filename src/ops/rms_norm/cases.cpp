@@ -19,6 +19,11 @@ std::vector<Case> rms_norm_cases() {
     add(rows, width, 1.0);
   }
   add(64, 33, 0.0);
+  // Wider than what a warp of a GPU holds: one team of threads, rows that do not fill its last
+  // turn.
+  for (const auto& [rows, width] : {std::pair{5, 776}, {7, 1032}, {1100, 2048}, {3, 2056}}) {
+    add(rows, width, 0.0);
+  }
   // Rows that are parts of longer ones, as in [q, gate] projections.
   Case strided;
   strided.name = "strided";
