@@ -44,14 +44,16 @@ struct RowSumPlan {
   }
 };
 
-// What is added up: to[id] += weight * row, over all places of an id.
+// What is added up: to[id] = (or +=, if `add`) weight * row, over all places of an id.
 template <typename T>
 struct RowSumTerms {
   const T* rows;
   FastRows row_at;
   FastDivisor sharing;   // places that follow each other and share a row
   const float* weights;  // of places; null: all 1
-  float* to;             // [ids, width]
+  float* to;             // [limit, width]
+  int64_t limit;         // ids are below it
+  bool add;              // else ids that have no place get zeros
   // With these, dots[place] = <row, values[id]> as well.
   const T* values = nullptr;
   float* dots = nullptr;
@@ -70,27 +72,31 @@ __device__ inline void unpack_run(const RawRun<T, kRun>& raw, float (&to)[kRun])
   load_run(reinterpret_cast<const T*>(&raw), to);
 }
 
-// Adds to numbers that nobody wants soon: they should not take the place of others in the cache.
+// Sets or adds to numbers that nobody wants soon: they should not take the place of others in the
+// cache.
 template <int kRun>
-__device__ inline void add_once(float* to, const float (&x)[kRun]) {
+__device__ inline void put_once(float* to, const float (&x)[kRun], bool add) {
   if constexpr (kRun == 1) {
-    __stcs(to, __ldcs(to) + x[0]);
+    __stcs(to, add ? __ldcs(to) + x[0] : x[0]);
   } else {
 #pragma unroll
     for (int i = 0; i < kRun; i += 4) {
       auto* four = reinterpret_cast<float4*>(to + i);
-      const float4 old = __ldcs(four);
+      const float4 old = add ? __ldcs(four) : float4{0, 0, 0, 0};
       __stcs(four, make_float4(old.x + x[i], old.y + x[i + 1], old.z + x[i + 2], old.w + x[i + 3]));
     }
   }
 }
 
-// Asks for `count` numbers that will soon be wanted.
-template <typename T>
-__device__ inline void prefetch_run(const T* from, int64_t count) {
-  constexpr int64_t kLine = 128 / sizeof(T);
-  for (int64_t i = 0; i < count; i += kLine) {
-    asm volatile("prefetch.global.L2 [%0];" : : "l"(from + i));
+// Asks for kCount numbers that will soon be wanted, as far as they lie before `limit`.
+template <int kCount, typename T>
+__device__ inline void prefetch_run(const T* from, const T* limit) {
+  constexpr int kLine = 128 / static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < kCount; i += kLine) {
+    if (from + i < limit) {
+      asm volatile("prefetch.global.L2 [%0];" : : "l"(from + i));
+    }
   }
 }
 
@@ -123,6 +129,33 @@ __global__ void number_places_kernel(Index* numbers, int64_t count) {
   }
 }
 
+// Zeros in the rows of ids that have no place. A lane looks one up; then all of its warp write.
+template <typename = void>
+__global__ void clear_rows_kernel(RowSumPlan s, float* to, int64_t limit) {
+  const int lane = threadIdx.x % 32;
+  const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x - lane, id = first + lane;
+  int64_t from = 0;  // places before it have lower ids
+  for (int64_t left = s.count; left > 0;) {
+    const int64_t half = left / 2;
+    const bool lower = s.ids[from + half] < id;
+    from += lower ? half + 1 : 0;
+    left = lower ? left - half - 1 : half;
+  }
+  const bool absent = id < limit && (from == s.count || s.ids[from] != id);
+  for (unsigned rows = __ballot_sync(0xffffffffu, absent); rows != 0; rows &= rows - 1) {
+    float* row = to + (first + __ffs(static_cast<int>(rows)) - 1) * s.width;
+    for (int64_t i = lane; i < s.width; i += 32) {
+      __stcs(row + i, 0.0f);
+    }
+  }
+}
+
+// A place of the sorted list.
+struct SortedPlace {
+  int32_t id, place;
+  float weight;
+};
+
 // A place as all lanes of a warp need it.
 struct alignas(16) RowSumPlace {
   int64_t row;  // where its row begins
@@ -130,18 +163,24 @@ struct alignas(16) RowSumPlace {
   float weight;
 };
 
-// Blocks that a processor shall hold at once: as many as the rows in flight leave registers for.
-template <typename T, bool kDots>
-inline constexpr int kRowSumBlocks = !kDots           ? 6
-                                     : sizeof(T) == 2 ? 5
-                                                      : 4;
+// A lane has kHold runs of kRun columns, 32 runs apart. kBatch rows are loaded together, and a
+// processor shall hold kBlocks blocks at once.
+template <int kRunOf, int kHoldOf, int kBatchOf, int kBlocksOf>
+struct RowSumShape {
+  static constexpr int kRun = kRunOf, kHold = kHoldOf, kBatch = kBatchOf, kBlocks = kBlocksOf;
+  static constexpr int kColumns = 32 * kHold * kRun;
+};
+// Without dots, for rows that can be taken four at a time and for any.
+using RowSumOfFour = RowSumShape<4, 2, 4, 6>;
+using RowSumOfOne = RowSumShape<1, 2, 4, 6>;
 
-// A lane has kHold runs of kRun columns, 32 runs apart. Dots need all columns in one warp.
-template <typename T, int kRun, int kHold, bool kDots>
-__global__ void __launch_bounds__(kRowSumThreads, kRowSumBlocks<T, kDots>)
+// Dots need all columns in one warp.
+template <typename T, typename Shape, bool kDots>
+__global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
     row_window_kernel(RowSumPlan s, RowSumTerms<T> terms) {
-  constexpr int kColumns = 32 * kHold * kRun;
-  constexpr int kBatch = kDots && sizeof(T) == 4 ? 2 : 4;  // rows that are loaded together
+  constexpr int kRun = Shape::kRun, kHold = Shape::kHold, kBatch = Shape::kBatch,
+                kColumns = Shape::kColumns;
+  constexpr unsigned kAll = 0xffffffffu;
   __shared__ RowSumPlace shared[kRowSumThreads];
   const int lane = threadIdx.x % 32;
   const int64_t w = blockIdx.x * int64_t{kRowSumThreads / 32} + threadIdx.x / 32;
@@ -151,34 +190,32 @@ __global__ void __launch_bounds__(kRowSumThreads, kRowSumBlocks<T, kDots>)
   RowSumPlace* held = shared + threadIdx.x / 32 * 32;
   const int64_t begin = w * s.window, end = min(s.count, begin + s.window);
   const int64_t start = blockIdx.y * int64_t{kColumns};
+  // fn(run, its first column, whether there is such a column); loads behind the last go to the
+  // last.
   const auto for_runs = [&](auto&& fn) {
 #pragma unroll
     for (int h = 0; h < kHold; ++h) {
       const int64_t column = start + (h * 32 + lane) * kRun;
-      if (column < s.width) {
-        fn(h, column);
-      }
+      fn(h, min(column, s.width - kRun), column < s.width);
     }
   };
-  float sum[kHold][kRun] = {};
-  RawRun<T, kRun> value[kHold];
+  float sum[kHold][kRun] = {}, value[kHold][kRun] = {};
   int32_t id = s.ids[begin];
   bool came = begin > 0 && s.ids[begin - 1] == id;  // from the window before
-  const auto load_value = [&](int32_t of) {
-    if constexpr (kDots) {
-      for_runs([&](int h, int64_t column) {
-        value[h] =
-            __ldcs(reinterpret_cast<const RawRun<T, kRun>*>(terms.values + of * s.width + column));
+  const auto change_to = [&](int32_t next, bool goes_on, bool last) {
+    RawRun<T, kRun> raw[kHold];
+    if (kDots && !last) {
+      for_runs([&](int h, int64_t column, bool) {
+        raw[h] = __ldcs(
+            reinterpret_cast<const RawRun<T, kRun>*>(terms.values + next * s.width + column));
       });
     }
-  };
-  const auto put_sum = [&](bool goes_on) {
     float* part = s.partial + (2 * w + (came ? 0 : 1)) * s.width;
     const bool whole = !came && !goes_on;
-    for_runs([&](int h, int64_t column) {
-      if (whole) {
-        add_once(terms.to + id * s.width + column, sum[h]);
-      } else {
+    for_runs([&](int h, int64_t column, bool inside) {
+      if (inside && whole) {
+        put_once(terms.to + id * s.width + column, sum[h], terms.add);
+      } else if (inside) {
         store_run(part + column, sum[h]);
       }
 #pragma unroll
@@ -186,73 +223,97 @@ __global__ void __launch_bounds__(kRowSumThreads, kRowSumBlocks<T, kDots>)
         sum[h][r] = 0;
       }
     });
+    if (kDots && !last) {
+      for_runs([&](int h, int64_t, bool inside) {
+        unpack_run<T>(raw[h], value[h]);
+#pragma unroll
+        for (int r = 0; r < kRun; ++r) {
+          value[h][r] = inside ? value[h][r] : 0;
+        }
+      });
+    }
     came = false;
+    id = next;
   };
-  load_value(id);
+  if constexpr (kDots) {
+    for_runs([&](int h, int64_t column, bool inside) {
+      if (inside) {
+        load_run(terms.values + id * s.width + column, value[h]);
+      }
+    });
+  }
+  // What the next round needs is asked for a round ahead, and its places, which say where the
+  // weights are, one more. Past the end comes the last one again.
+  const auto at_most = [&](int64_t i) { return min(i, s.count - 1); };
+  const auto place_at = [&](int64_t i, int32_t place) {
+    return SortedPlace{s.ids[at_most(i)], place,
+                       terms.weights != nullptr ? terms.weights[place] : 1};
+  };
+  SortedPlace coming = place_at(begin + lane, s.places[at_most(begin + lane)]);
+  int32_t coming_place = s.places[at_most(begin + 32 + lane)], before = id;
   for (int64_t first = begin; first < end; first += 32) {
     const int places = static_cast<int>(min(int64_t{32}, end - first));
-    const int64_t mine = first + min(lane, places - 1);
-    const int32_t own_id = s.ids[mine], own_place = s.places[mine];
-    if (lane < places && mine > begin && own_id != s.ids[mine - 1]) {
-      const int64_t columns = min(int64_t{kColumns}, s.width - start);
-      prefetch_run(terms.to + own_id * s.width + start, columns);
+    const SortedPlace own = coming;
+    coming = place_at(first + 32 + lane, coming_place);
+    coming_place = s.places[at_most(first + 64 + lane)];
+    const int32_t left = __shfl_up_sync(kAll, own.id, 1);
+    if (lane < places && own.id != (lane > 0 ? left : before)) {
+      const int64_t row = own.id * s.width;
+      if (terms.add) {
+        prefetch_run<kColumns>(terms.to + row + start, terms.to + row + s.width);
+      }
       if constexpr (kDots) {
-        prefetch_run(terms.values + own_id * s.width + start, columns);
+        prefetch_run<kColumns>(terms.values + row + start, terms.values + row + s.width);
       }
     }
+    before = __shfl_sync(kAll, own.id, 31);
     __syncwarp();  // the places before have been read
-    held[lane] = {terms.row_at[terms.sharing.quotient(static_cast<uint32_t>(own_place))], own_id,
-                  terms.weights != nullptr ? terms.weights[own_place] : 1};
+    held[lane] = {terms.row_at[terms.sharing.quotient(static_cast<uint32_t>(own.place))], own.id,
+                  own.weight};
     __syncwarp();
     float own_dot = 0;
     for (int at = 0; at < places; at += kBatch) {
       RawRun<T, kRun> row[kBatch][kHold];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const T* from = terms.rows + held[at + i].row;  // past the end: the last one again
-        for_runs([&](int h, int64_t column) { row[i][h] = load_raw<kRun>(from + column); });
+        const T* from = terms.rows + held[at + i].row;
+        for_runs([&](int h, int64_t column, bool) { row[i][h] = load_raw<kRun>(from + column); });
       }
       float dots[kBatch] = {};
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (at + i >= places) {
-          break;
-        }
         const int32_t next = held[at + i].id;
-        const float weight = held[at + i].weight;
-        if (next != id) {
-          load_value(next);
-          put_sum(false);
-          id = next;
+        const bool counts = at + i < places;
+        const float weight = counts ? held[at + i].weight : 0;
+        if (next != id && counts) {
+          change_to(next, false, false);
         }
-        for_runs([&](int h, int64_t) {
-          float x[kRun], v[kRun];
+        for_runs([&](int h, int64_t, bool) {
+          float x[kRun];
           unpack_run<T>(row[i][h], x);
-          if constexpr (kDots) {
-            unpack_run<T>(value[h], v);
-          }
 #pragma unroll
           for (int r = 0; r < kRun; ++r) {
             sum[h][r] += weight * x[r];
-            dots[i] += kDots ? x[r] * v[r] : 0;
+            dots[i] += kDots ? x[r] * value[h][r] : 0;
           }
         });
       }
       if constexpr (kDots) {
-        const float dot = __shfl_sync(0xffffffffu, warp_sums(dots), lane % kBatch * (32 / kBatch));
+        const float dot = __shfl_sync(kAll, warp_sums(dots), lane % kBatch * (32 / kBatch));
         own_dot = lane / kBatch * kBatch == at ? dot : own_dot;
       }
     }
     if (kDots && lane < places) {
-      terms.dots[own_place] = own_dot;
+      terms.dots[own.place] = own_dot;
     }
   }
-  put_sum(end < s.count && s.ids[end] == id);
+  change_to(id, end < s.count && s.ids[end] == id, true);
 }
 
 // Runs that cross windows; a block for each window that one begins in.
 template <int kRun>
-__global__ void __launch_bounds__(kRowSumThreads) row_join_kernel(RowSumPlan s, float* to) {
+__global__ void __launch_bounds__(kRowSumThreads)
+    row_join_kernel(RowSumPlan s, float* to, bool add) {
   const int64_t w = blockIdx.x, begin = w * s.window, next = begin + s.window;
   const int64_t column = (blockIdx.y * int64_t{kRowSumThreads} + threadIdx.x) * kRun;
   const int32_t id = s.ids[next - 1];
@@ -280,7 +341,7 @@ __global__ void __launch_bounds__(kRowSumThreads) row_join_kernel(RowSumPlan s, 
       sum[r] += part[r];
     }
   }
-  put_run(to + id * s.width + column, sum, true);
+  put_run(to + id * s.width + column, sum, add);
 }
 
 // Sorts `count` numbers below `limit`.
@@ -303,17 +364,25 @@ inline void sort_places(const RowSumPlan& s, const int32_t* ids, int64_t limit, 
   sort(s.sort, &given);
 }
 
-// Adds up all terms; the places are sorted already. kHold as in row_window_kernel.
-template <int kRun, int kHold, bool kDots, typename T>
+// Adds up all terms; the places are sorted already.
+template <typename Shape, bool kDots, typename T>
 void add_shared_rows(const RowSumPlan& s, const RowSumTerms<T>& terms, const char* op) {
   const dim3 grid(static_cast<unsigned>(ceil_div(s.windows, kRowSumThreads / 32)),
-                  static_cast<unsigned>(ceil_div(s.width, 32 * kRun * kHold)));
-  row_window_kernel<T, kRun, kHold, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
+                  static_cast<unsigned>(ceil_div(s.width, Shape::kColumns)));
+  row_window_kernel<T, Shape, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
   check_launch(op);
   if (s.windows > 1) {
     const dim3 joins(static_cast<unsigned>(s.windows - 1),
-                     static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * kRun)));
-    row_join_kernel<kRun><<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to);
+                     static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * Shape::kRun)));
+    row_join_kernel<Shape::kRun>
+        <<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to, terms.add);
+    check_launch(op);
+  }
+  if (!terms.add) {
+    constexpr int kThreads = 256;
+    clear_rows_kernel<>
+        <<<static_cast<unsigned>(ceil_div(terms.limit, kThreads)), kThreads, 0, this_stream()>>>(
+            s, terms.to, terms.limit);
     check_launch(op);
   }
 }

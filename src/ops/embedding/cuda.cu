@@ -53,11 +53,13 @@ void backward(const OpArgs& args, const RowSumPlan& sums) {
                                 .row_at = FastRows(dy),
                                 .sharing = FastDivisor(1),
                                 .weights = nullptr,
-                                .to = dtable.ptr<float>()};
+                                .to = dtable.ptr<float>(),
+                                .limit = dtable.dim(0),
+                                .add = args.accumulate[1]};
   if (in_runs_of(4, {dy, dtable})) {
-    add_shared_rows<4, 2, false>(sums, terms, "embedding backward");
+    add_shared_rows<RowSumOfFour, false>(sums, terms, "embedding backward");
   } else {
-    add_shared_rows<1, 2, false>(sums, terms, "embedding backward");
+    add_shared_rows<RowSumOfOne, false>(sums, terms, "embedding backward");
   }
 }
 
@@ -84,11 +86,11 @@ void embedding_backward_cuda(const OpArgs& args) {
   if (!args.din[1]) {
     return;
   }
-  if (!args.accumulate[1]) {
-    fill_zero(args.din[1]);
-  }
   const View &ids = args.in[0], &table = args.in[1];
   if (ids.size() == 0 || table.size() == 0) {
+    if (!args.accumulate[1]) {
+      fill_zero(args.din[1]);
+    }
     return;
   }
   Carver carver(args.workspace);

@@ -39,35 +39,40 @@ struct Read {
   uint32_t ids[2];
   float ds;
 
-  __device__ Read(const int32_t* slots, const float* weights, const float* dw, float mean,
-                  FastDivisor n, int64_t r) {
-    const auto slot = static_cast<uint32_t>(slots[r]);
-    ids[0] = n.quotient(slot);
-    ids[1] = slot - ids[0] * n.divisor;
-    ds = weights[r] * (dw[r] - mean);
+  __device__ Read(int32_t slot, float weight, float dw, float mean, FastDivisor n) {
+    ids[0] = n.quotient(static_cast<uint32_t>(slot));
+    ids[1] = static_cast<uint32_t>(slot) - ids[0] * n.divisor;
+    ds = weight * (dw - mean);
   }
 };
 
 // For each sub-key of k <= 32 reads, a lane each, the sum of all reads that share it. The lane of
-// the first of them gets it, others nothing: returns whether this one does.
-__device__ bool sum_shared(uint32_t id, float ds, int k, float* sum) {
+// the first of them gets it, others nothing: `leads` says whether this one does.
+__device__ void sum_shared(const Read& own, int k, bool (&leads)[2], float (&sums)[2]) {
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = threadIdx.x % 32;
-  const unsigned same = __match_any_sync(kAll, lane < k ? id : kAll);
-  const bool leads = lane < k && (same & ((1u << lane) - 1)) == 0;
-  unsigned left = leads ? same : 0;
-  while (__ballot_sync(kAll, left != 0) != 0) {
-    const float other = __shfl_sync(kAll, ds, left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0);
-    *sum += left != 0 ? other : 0;
-    left &= left - 1;
+  unsigned left[2];
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    left[m] = __match_any_sync(kAll, lane < k ? own.ids[m] : kAll);
+    leads[m] = lane < k && (left[m] & ((1u << lane) - 1)) == 0;
+    left[m] = leads[m] ? left[m] : 0;
   }
-  return leads;
+  while (__ballot_sync(kAll, (left[0] | left[1]) != 0) != 0) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const int from = left[m] != 0 ? __ffs(static_cast<int>(left[m])) - 1 : 0;
+      const float other = __shfl_sync(kAll, own.ds, from);
+      sums[m] += left[m] != 0 ? other : 0;
+      left[m] &= left[m] - 1;
+    }
+  }
 }
 
 // Through the softmax and to the sub-keys: dscores [.., H, 2, pitch] gets for each sub-key the sum
 // of the slots that share it, and zeros for all others. An item is a head of a token; the lane of a
-// sub-key's first slot adds up all of them.
-template <typename T>
+// sub-key's first slot adds up all of them. kFew: k <= 32.
+template <typename T, bool kFew>
 __global__ void score_gradient_kernel(const int32_t* slots, const float* weights, const float* dw,
                                       int64_t items, FastDivisor n, int64_t pitch, int k,
                                       T* dscores) {
@@ -81,30 +86,47 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
   weights += item * k;
   dw += item * k;
   dscores += item * 2 * pitch;
+  // The first 32 reads, if few all.
+  const int own_read = min(lane, k - 1);
+  const int32_t slot = slots[own_read];
+  const float weight = weights[own_read], gradient = dw[own_read];
   auto* zeros = reinterpret_cast<uint4*>(dscores);
   const auto quads = static_cast<int>(2 * pitch * sizeof(T) / sizeof(uint4));
   for (int i = lane; i < quads; i += 32) {
     zeros[i] = {0, 0, 0, 0};
   }
-  float mean = 0;
-  for (int r = lane; r < k; r += 32) {
+  float mean = lane < k ? weight * gradient : 0;
+  for (int r = lane + 32; !kFew && r < k; r += 32) {
     mean += weights[r] * dw[r];
   }
   mean = warp_sum(mean);
   __syncwarp();  // the zeros of all lanes come before what is written below
-  for (int first = 0; first < k; first += 32) {
-    const int r = first + lane;
-    const Read own(slots, weights, dw, mean, n, min(r, k - 1));
-    bool leads[2] = {r < k, r < k};
-    float sums[2] = {};
-    if (k <= 32) {
+  const auto put_sums = [&](const Read& own, const bool(&leads)[2], const float(&sums)[2]) {
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        leads[m] = sum_shared(own.ids[m], own.ds, k, &sums[m]);
+    for (int m = 0; m < 2; ++m) {
+      if (leads[m]) {
+        dscores[m * pitch + own.ids[m]] = from_float<T>(sums[m]);
       }
-    } else {
+    }
+  };
+  if constexpr (kFew) {
+    const Read own(slot, weight, gradient, mean, n);
+    bool leads[2];
+    float sums[2] = {};
+    sum_shared(own, k, leads, sums);
+    put_sums(own, leads, sums);
+  } else {
+    const auto read_at = [&](int r) {
+      r = min(r, k - 1);
+      return Read(slots[r], weights[r], dw[r], mean, n);
+    };
+    for (int first = 0; first < k; first += 32) {
+      const int r = first + lane;
+      const Read own = read_at(r);
+      bool leads[2] = {r < k, r < k};
+      float sums[2] = {};
       for (int other = 0; other < k; other += 32) {
-        const Read held(slots, weights, dw, mean, n, min(other + lane, k - 1));
+        const Read held = read_at(other + lane);
         const int count = min(32, k - other);
         for (int j = 0; j < count; ++j) {
           const float ds = __shfl_sync(kAll, held.ds, j);
@@ -116,12 +138,7 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
           }
         }
       }
-    }
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      if (leads[m]) {
-        dscores[m * pitch + own.ids[m]] = from_float<T>(sums[m]);
-      }
+      put_sums(own, leads, sums);
     }
   }
 }
@@ -129,7 +146,7 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
 // Whether one pass over the slots gives dvalues and the gradients of weights.
 template <typename T>
 bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
-  return args.din[2] && (args.din[0] || args.din[1]) && s.dv <= 512 &&
+  return args.din[2] && (args.din[0] || args.din[1]) && s.dv <= kPkmOnePass &&
          in_runs_of(kPkmRun<T>, {args.in[2], args.dout[0], args.din[2]});
 }
 
@@ -141,15 +158,17 @@ void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
                                 .sharing = FastDivisor(s.reads),
                                 .weights = args.out[2].ptr<float>(),
                                 .to = args.din[2].ptr<float>(),
+                                .limit = s.n * s.n,
+                                .add = args.accumulate[2],
                                 .values = args.in[2].ptr<T>(),
                                 .dots = parts.dw};
   sort_places(parts.sums, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
   if (in_one_pass<T>(args, s)) {
-    add_shared_rows<kPkmRun<T>, 16 / kPkmRun<T>, true>(parts.sums, terms, "pkm_read values");
+    add_shared_rows<PkmRowShape<T>, true>(parts.sums, terms, "pkm_read values");
   } else if (in_runs_of(4, {dy, args.din[2]})) {
-    add_shared_rows<4, 2, false>(parts.sums, terms, "pkm_read values");
+    add_shared_rows<RowSumOfFour, false>(parts.sums, terms, "pkm_read values");
   } else {
-    add_shared_rows<1, 2, false>(parts.sums, terms, "pkm_read values");
+    add_shared_rows<RowSumOfOne, false>(parts.sums, terms, "pkm_read values");
   }
 }
 
@@ -181,7 +200,9 @@ void score_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
   for (int64_t first = 0; first < s.tokens; first += step) {
     const int64_t count = std::min(step, s.tokens - first), items = count * s.heads;
     const int64_t at = first * s.reads;
-    score_gradient_kernel<T><<<pkm_warp_blocks(items), 32 * kPkmWarps, 0, this_stream()>>>(
+    const auto kernel =
+        s.k <= 32 ? &score_gradient_kernel<T, true> : &score_gradient_kernel<T, false>;
+    kernel<<<pkm_warp_blocks(items), 32 * kPkmWarps, 0, this_stream()>>>(
         args.out[1].ptr<int32_t>() + at, args.out[2].ptr<float>() + at, parts.dw + at, items,
         FastDivisor(s.n), pitch, static_cast<int>(s.k), dscores);
     check_launch("pkm_read scores");
@@ -244,13 +265,14 @@ void backward(const OpArgs& args, const PkmSizes& s) {
 
 void pkm_read_backward_cuda(const OpArgs& args) {
   const PkmSizes s(args);
-  if (args.din[2] && !args.accumulate[2]) {
-    fill_zero(args.din[2]);
-  }
   if (s.tokens > 0) {
     with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args, s); });
-  } else if (args.din[1] && !args.accumulate[1]) {
-    fill_zero(args.din[1]);
+    return;
+  }
+  for (const int i : {1, 2}) {
+    if (args.din[i] && !args.accumulate[i]) {
+      fill_zero(args.din[i]);
+    }
   }
 }
 

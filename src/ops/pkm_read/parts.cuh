@@ -28,7 +28,7 @@ inline int64_t pkm_books(const PkmSizes& s) {
 }
 
 inline int64_t pkm_tokens_at_once(const PkmSizes& s) {
-  constexpr int64_t kScores = int64_t{1} << 23;  // about half of what the cache holds
+  constexpr int64_t kScores = int64_t{1} << 24;  // fewer would leave the GPU idle between kernels
   return std::min(s.tokens, std::max<int64_t>(64, kScores / (pkm_books(s) * s.n)));
 }
 
@@ -73,6 +73,15 @@ struct PkmForwardParts {
     bytes = carver.used();
   }
 };
+
+// The largest size of values whose gradient and those of weights come out of one pass over the
+// slots.
+inline constexpr int64_t kPkmOnePass = 512;
+template <typename T>
+using PkmRowShape =
+    std::conditional_t<sizeof(T) == 2, RowSumShape<8, 2, 4, 4>, RowSumShape<4, 4, 2, 4>>;
+static_assert(PkmRowShape<bf16>::kColumns == kPkmOnePass &&
+              PkmRowShape<float>::kColumns == kPkmOnePass);
 
 struct PkmBackwardParts {
   float* dw;        // [M, H, k], gradients of weights
