@@ -33,7 +33,10 @@ std::vector<Case> pkm_read_cases() {
        {Sizes{1, 1, 2, 1, 16, 20}, Sizes{5, 2, 2, 2, 16, 20}, Sizes{5, 4, 6, 3, 16, 20},
         Sizes{64, 1, 6, 6, 16, 20}, Sizes{65, 2, 17, 8, 16, 20}, Sizes{130, 4, 17, 8, 16, 20},
         Sizes{1, 4, 17, 17, 16, 20}, Sizes{3, 2, 17, 3, 12, 7}, Sizes{7, 1, 17, 8, 2, 1},
-        Sizes{65, 1, 40, 1, 64, 33}, Sizes{130, 1, 70, 8, 128, 65}, Sizes{2, 3, 35, 32, 70, 64}}) {
+        Sizes{65, 1, 40, 1, 64, 33}, Sizes{130, 1, 70, 8, 128, 65}, Sizes{2, 3, 35, 32, 70, 64},
+        // On a GPU, rows that fill some lanes' second run; slots read by many and by nobody.
+        Sizes{130, 2, 17, 8, 16, 264}, Sizes{9, 1, 40, 3, 16, 512},
+        Sizes{600, 4, 20, 16, 16, 512}}) {
     cases.push_back(make(s));
   }
   // Queries as a model has them, [B, T, H*dk]; and the weights, which carry no gradient.
@@ -48,6 +51,16 @@ std::vector<Case> pkm_read_cases() {
     return std::vector<Tensor>{read.output, read.slots, read.weights};
   };
   cases.push_back(weights);
+  // Scores full of ties, exact in every precision; any step would change what is selected.
+  for (const int64_t k : {8, 32}) {
+    Case ties = make({40, 2, 70, k, 16, 20});
+    ties.name = fmt::format("ties,k={}", k);
+    for (int i = 0; i < 2; ++i) {
+      ties.inputs[i].draw = Draw::kWhole;
+      ties.inputs[i].grad = false;
+    }
+    cases.push_back(ties);
+  }
   // Only some of the gradients are wanted.
   for (int wanted = 0; wanted < 3; ++wanted) {
     Case c = make({9, 2, 17, 8, 16, 20});

@@ -21,7 +21,7 @@ template <int kHeld>
 __global__ void __launch_bounds__(32 * kPkmWarps, 8)
     select_kernel(const float* scores, int64_t items, int n, int64_t pitch, int k, int32_t* slots,
                   float* weights) {
-  __shared__ uint64_t shared[kPkmWarps][kFewList];
+  __shared__ alignas(16) uint64_t shared[kPkmWarps][kFewList];
   const int64_t item = blockIdx.x * int64_t{kPkmWarps} + threadIdx.x / 32;
   if (item >= items) {
     return;

@@ -1,5 +1,5 @@
 // The selections of select.cuh for the 32 best at most: in registers, a lane for each. A number
-// that at least k, but not many more, reach is found by halving; those are collected and sorted.
+// that at least k, but not many more, reach is found by halving; those are collected and ranked.
 // Where they are too many (ties) or what is not finite gets in the way, select.cuh does it.
 //
 // Keys are those of key_of; a key of 0 is none.
@@ -93,6 +93,46 @@ __device__ inline int collect_keys(const uint64_t (&keys)[kHeld], uint32_t least
   return count;
 }
 
+// The 32 best of `count` <= 64 keys by how many others each one's order is below, best first. The
+// first keys are in keys[0] of all lanes. False if some are equal.
+__device__ inline bool rank_keys(const uint64_t (&keys)[2], int count, uint64_t* list,
+                                 uint64_t* best) {
+  const int lane = threadIdx.x % 32;
+  auto* orders = reinterpret_cast<uint32_t*>(list);
+  uint64_t* ranked = list + kFewKeys / 2;
+  const uint32_t own[2] = {order_of_key(keys[0]), order_of_key(keys[1])};
+  orders[lane] = own[0];
+  orders[32 + lane] = own[1];
+  ranked[lane] = 0;
+  __syncwarp();
+  int rank[2] = {};
+#pragma unroll 4
+  for (int j = 0; j < count; j += 4) {  // those past the end are 0
+    const uint4 four = *reinterpret_cast<const uint4*>(orders + j);
+    const uint32_t others[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      rank[0] += others[i] > own[0] ? 1 : 0;
+      rank[1] += others[i] > own[1] ? 1 : 0;
+    }
+  }
+  int found = 0;
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    const bool take = keys[u] != 0 && rank[u] < 32;
+    if (take) {
+      ranked[rank[u]] = keys[u];
+    }
+    found += __popc(__ballot_sync(kWholeWarp, take));
+  }
+  __syncwarp();
+  *best = ranked[lane];
+  // Equal ones have one rank, so that another one is empty, or more than 32 have one.
+  const int filled = __popc(__ballot_sync(kWholeWarp, *best != 0));
+  __syncwarp();
+  return found == filled;
+}
+
 // The k best of 64 keys, best first.
 __device__ inline uint64_t best_keys(uint64_t (&keys)[2], int k, uint64_t* list) {
   const int lane = threadIdx.x % 32;
@@ -178,7 +218,9 @@ __device__ inline bool few_top_k(const float* scores, int n, int k, uint64_t* li
                          : 0;
   }
   __syncwarp();
-  *best = best_keys(keys, k, list);
+  if (!rank_keys(keys, count, list, best)) {
+    *best = best_keys(keys, k, list);
+  }
   return true;
 }
 
@@ -225,7 +267,7 @@ __device__ inline bool few_product_top_k(CornerLane corner, uint64_t a, uint64_t
     orders[u] = u < static_cast<int>(corner.pairs) ? order_of(sum) : 0;
     keys[u] = static_cast<uint64_t>(orders[u]) << 32 | (i * 32 + j);
   }
-  const int count = collect_keys(keys, near_kth(orders, k, 32 - k), list);
+  const int count = collect_keys(keys, near_kth(orders, k, 48 - k), list);
   if (count < k || count > kFewKeys) {
     __syncwarp();
     return false;
@@ -243,7 +285,9 @@ __device__ inline bool few_product_top_k(CornerLane corner, uint64_t a, uint64_t
     }
   }
   __syncwarp();
-  *best = best_keys(some, k, list);
+  if (!rank_keys(some, count, list, best)) {
+    *best = best_keys(some, k, list);
+  }
   const uint32_t kth = __shfl_sync(kWholeWarp, order_of_key(*best), k - 1);
   const float outside = x + __shfl_sync(kWholeWarp, y, static_cast<int>(corner.next % 32));
   const bool ties = lane < k && static_cast<int>(corner.next) < k && order_of(outside) >= kth;
