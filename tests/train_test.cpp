@@ -1,8 +1,10 @@
 // Training runs: schedules, resuming, kills, and what goes wrong on disks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -392,6 +394,44 @@ TEST(Sampling, FollowsTheProbabilities) {
   EXPECT_EQ(sample_token(logits, {.temperature = 0}, 0.7), 2);
   const std::vector<double> ties = {1, 3, 3, 3};
   EXPECT_EQ(sample_token(ties, {.temperature = 0}, 0.9), 1);
+}
+
+// Whatever gradients held: once they are marked as not written, the first batch overwrites them and
+// the next one adds.
+TEST(Gradients, FirstBatchOverwrites) {
+  for (const TinyModel& tiny : tiny_models()) {
+    const ModelConfig config = parse_config(tiny.json, "test");
+    Model model(config, Device::cpu(), true);
+    Parameters& parameters = model.parameters();
+    parameters.initialize(1);
+    Pool pool(Device::cpu());
+    const auto gradients = [&] {
+      std::vector<std::vector<double>> all;
+      for (uint64_t batch = 1; batch <= 2; ++batch) {
+        accumulate_gradients(model, pool, tiny_tokens(2 * 32, config.vocab_size, batch), 2, 31,
+                             0.5);
+      }
+      for (size_t p = 0; p < parameters.specs().size(); ++p) {
+        const View& grad = parameters.at(p).node()->grad;
+        all.push_back(grad ? to_host(grad) : std::vector<double>());
+      }
+      return all;
+    };
+    const auto expected = gradients();
+    for (size_t p = 0; p < parameters.specs().size(); ++p) {
+      if (const View& grad = parameters.at(p).node()->grad) {
+        std::fill_n(grad.ptr<float>(), grad.size(), std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+    parameters.mark_gradients(false);
+    const auto seen = gradients();
+    for (size_t p = 0; p < expected.size(); ++p) {
+      for (size_t i = 0; i < expected[p].size(); ++i) {
+        ASSERT_NEAR(seen[p][i], expected[p][i], 1e-6 * (1 + std::abs(expected[p][i])))
+            << tiny.name << ", " << parameters.specs()[p].name;
+      }
+    }
+  }
 }
 
 // The plan is what the step then takes.

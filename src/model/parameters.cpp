@@ -416,6 +416,23 @@ void Parameters::refresh() {
 void Parameters::zero_gradients() {
   if (grads_) {
     grads_->zero();
+    mark_gradients(true);
+  }
+}
+
+void Parameters::mark_gradients(bool written) {
+  for (const Tensor& t : tensors_) {
+    t.node()->grad_written = written;
+  }
+}
+
+void Parameters::settle_gradients() {
+  for (const Tensor& t : tensors_) {
+    Node& node = *t.node();
+    if (node.wants_grad && !node.grad_written) {
+      fill_zero(node.grad);
+    }
+    node.grad_written = true;
   }
 }
 

@@ -65,6 +65,11 @@ class Parameters {
 
   void initialize(uint64_t seed);
   void zero_gradients();
+  // Whether there is something in the gradients that backward is to add to; otherwise what comes
+  // first overwrites them.
+  void mark_gradients(bool written);
+  // After backward: those that nobody wrote become zero.
+  void settle_gradients();
   // Weights in memory of our own, and in the file.
   size_t value_bytes() const {
     return (values_ ? values_->bytes() : 0) + (halves_ ? halves_->bytes() : 0) + host_bytes_;

@@ -114,6 +114,13 @@ void Tape::backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds
         }
       }
       make_grad(pool, node);
+      if (node.parent && node.parent->is_parameter && !node.parent->grad_written) {
+        // Its parts add to it; they need not cover it.
+        if (!pool.dry()) {
+          fill_zero(node.parent->grad);
+        }
+        node.parent->grad_written = true;
+      }
       din[i] = node.grad;
       accumulate[i] = node.grad_written;
       node.grad_written = true;

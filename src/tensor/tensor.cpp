@@ -95,7 +95,7 @@ Tensor Tensor::part(const View& part) const {
   node->storage = node_->storage;
   node->wants_grad = node_->wants_grad;
   node->parent = node_;
-  node->grad_written = node_->is_parameter;  // a parameter's gradient is always added to
+  node->grad_written = node_->is_parameter;  // parts of a parameter always add
   return Tensor(std::move(node));
 }
 

@@ -23,7 +23,7 @@ struct Node {
   View grad;  // of a parameter: given by the owner; of an activation: made by the tape
   std::shared_ptr<Block> grad_storage;
   bool is_parameter = false;
-  bool grad_written = false;
+  bool grad_written = false;  // there is something in it to add to
 
   // Set where this node is a part of another one. Parts of one node must not overlap.
   std::shared_ptr<Node> parent;

@@ -98,6 +98,7 @@ void AdamW::begin(const AdamWSettings& settings, double clip) {
 void AdamW::enqueue() {
   gpu_->enqueue_norm();
   gpu_->enqueue_update();
+  parameters_->mark_gradients(false);
 }
 
 double AdamW::last_norm() const {

@@ -29,7 +29,8 @@ class AdamW {
   // Euclidean norm of all gradients. Summed in blocks of a fixed size, so it does not depend on
   // the number of threads.
   double gradient_norm() const;
-  // One update with the gradients multiplied by `scale`; leaves all gradients at zero.
+  // One update with the gradients multiplied by `scale`. Leaves all gradients at zero or, on a GPU,
+  // marked as to be overwritten: zeros would have to be written and read again.
   void step(const AdamWSettings& settings, double scale);
 
   // On a GPU a step can be queued without waiting for it: begin() counts it and sends its numbers,

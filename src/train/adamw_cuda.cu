@@ -12,7 +12,9 @@ constexpr int kThreads = 256;
 constexpr int64_t kPiece = 16384;
 
 struct Piece {
-  float *weight, *grad, *first, *second;
+  float* weight;
+  const float* grad;
+  float *first, *second;
   bf16* half;  // or null
   int32_t size;
   bool decay;
@@ -110,10 +112,8 @@ __global__ void update_kernel(const Piece* pieces, const Numbers* numbers, const
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       w[k] = update(w[k], g[k], &m[k], &v[k]);
-      g[k] = 0;
     }
     store_run(piece.weight + i, w);
-    store_run(piece.grad + i, g);
     store_run(piece.first + i, m);
     store_run(piece.second + i, v);
     if (piece.half != nullptr) {
@@ -123,7 +123,6 @@ __global__ void update_kernel(const Piece* pieces, const Numbers* numbers, const
   for (int i = 4 * whole + threadIdx.x; i < piece.size; i += kThreads) {
     const float w = update(piece.weight[i], piece.grad[i], piece.first + i, piece.second + i);
     piece.weight[i] = w;
-    piece.grad[i] = 0;
     if (piece.half != nullptr) {
       piece.half[i] = from_float<bf16>(w);
     }

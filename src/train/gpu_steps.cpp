@@ -23,7 +23,7 @@ GpuSteps::Kind& GpuSteps::kind(const Key& key) {
   const auto [it, fresh] = kinds_.try_emplace(key);
   Kind& k = it->second;
   if (fresh) {
-    const auto& [batch, seq, weight, window, hides] = key;
+    const auto& [batch, seq, weight, window, hides, adds] = key;
     Run run(pool_);
     const Shape shape = {batch, seq};
     k.inputs = run.make_kept("tokens", shape, DType::kI32);
@@ -61,7 +61,8 @@ void GpuSteps::stage(Kind& kind, std::span<const int32_t> tokens, int64_t batch,
 void GpuSteps::accumulate(std::span<const int32_t> tokens, int64_t batch, int64_t seq,
                           double weight, int64_t window, int32_t hide_after) {
   require_tokens(tokens, model_.config(), false);
-  Kind& k = kind({batch, seq, weight, window, hide_after >= 0});
+  const bool adds = batches_ > 0;  // to the gradients of batches before
+  Kind& k = kind({batch, seq, weight, window, hide_after >= 0, adds});
   stage(k, tokens, batch, seq, hide_after);
   const auto work = [&] {
     ForwardOptions options;
@@ -77,6 +78,7 @@ void GpuSteps::accumulate(std::span<const int32_t> tokens, int64_t batch, int64_
     }
   };
   last_ = &k;
+  model_.parameters().mark_gradients(adds);
   if (!graphs_ || !k.ran) {
     work();
     k.ran = true;

@@ -55,7 +55,7 @@ class GpuSteps {
     std::unique_ptr<cuda::Graph> graph;
     bool ran = false;
   };
-  using Key = std::tuple<int64_t, int64_t, double, int64_t, bool>;
+  using Key = std::tuple<int64_t, int64_t, double, int64_t, bool, bool>;
   Kind& kind(const Key& key);
   void stage(Kind& kind, std::span<const int32_t> tokens, int64_t batch, int64_t seq,
              int32_t hide_after);

@@ -43,6 +43,9 @@ Tensor add_gradients(Model& model, Pool& pool, const Tensor& inputs, const Tenso
     loss = lm_loss(run, h, model.embedding_table(), labels).loss;
   }
   tape.backward(pool, loss, seed);
+  if (!pool.dry()) {
+    model.parameters().settle_gradients();
+  }
   return loss;
 }
 
