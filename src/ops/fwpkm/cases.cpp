@@ -262,6 +262,9 @@ std::vector<Case> fwpkm_cases() {
     dots.dot = true;
     add({1, 75, 64, 4, true, false, false}, dots);
     add({2, 40, 64, 8, true, false, false}, settings(1, 9, 4, 13, 1, shared));
+    FwpkmSettings by_error = settings(1, 9, 4, 13, 1, shared);
+    by_error.addr_loss = false;
+    add({2, 40, 64, 8, true, false, false}, by_error);
     add({2, 100, 192, 4, true, true, false}, settings(3, 33, 5, 100, 1, shared));
     add({1, 140, 320, 4, true, false, false}, settings(1, 257, 8, 130, 1, shared));
     for (const auto& [centres, half] :
@@ -288,6 +291,7 @@ std::vector<Case> fwpkm_cases() {
     }
   }
   // Many tokens in a chunk: that share few sub-keys, and that have more than a GPU's block threads.
+  add({2, 640, 64, 4, true, false, false}, settings(1, 5, 3, 300, 1, true));
   add({2, 310, 16, 3, true, false, false}, settings(1, 3, 2, 300, 1, true));
   add({2, 310, 16, 3, true, false, false}, settings(1, 600, 3, 155, 1, true));
   // The paper's sizes but for n = 512, whose table fills half a gigabyte.

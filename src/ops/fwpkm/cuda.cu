@@ -37,7 +37,7 @@ struct ForwardWork {
             args.saved[FwpkmSaved::groups].bytes());
     lists.take(&carver, *call, kept, false);
     if (call->write) {
-      found.errors = carver.take<float>(chunk * call->dv);
+      found.errors = take_reals(&carver, *call, chunk * call->dv);
       found.coefficients = carver.take<float>(chunk * call->reads);
       take_map(&carver, call);
     }

@@ -19,10 +19,10 @@ struct BackwardWork {
     const int64_t chains = call.write ? call.owners * call.chain_cap : 0;
     const FwpkmKept kept(&from_forward, call);
     lists.take(&carver, call, kept, true);
-    back->dvalues = carver.take<float>(chains * call.dv);
+    back->dvalues = take_reals(&carver, call, chains * call.dv);
     back->live = carver.take<uint8_t>(chains);
-    back->errors = carver.take<float>(chunk * call.dv);
-    back->dreads = carver.take<float>(chunk * call.dv);
+    back->errors = take_reals(&carver, call, chunk * call.dv);
+    back->dreads = take_reals(&carver, call, chunk * call.dv);
     back->dw = carver.take<float>(all * call.reads);
     back->ds = carver.take<float>(all * subs);
     back->kept_chunks = queries_together(call);
@@ -44,8 +44,9 @@ struct BackwardWork {
 };
 
 // Runs all chunks as two chains of kernels. Chain V, of the values, never asks for anything of
-// chain K, of the keys, but where the memory loss moves the keys; so K has a stream of its own and
-// follows as it can. What the two share:
+// chain K, of the keys, but where the memory loss moves the keys; so V has a stream of its own. K
+// waits for V in each chunk, and its blocks, which are few, come first: else it would fall behind
+// and go on alone when V is done. What the two share:
 //   dw                  V writes it, each chunk in its own place; K's through_scores waits for
 //                       through_values of the chunk
 //   inputs, saved       only read
@@ -60,7 +61,9 @@ class TwoChains {
   }
 
   void run() {
-    follow();
+    if (apart_) {
+      SideStream::fork(Side::kLong);
+    }
     for (int c = call_.chunks - 1; c >= 0; --c) {
       const FwpkmSpan span(call_, c);
       const FwpkmGroups groups = lists_.of(call_, span);
@@ -86,19 +89,13 @@ class TwoChains {
         back_.keys_live = true;
       }
     }
-    if (apart_) {
-      SideStream::join(Side::kLong);
-    }
+    follow();
   }
 
  private:
   template <typename Part>
   void values(Part&& part) {
-    Profile::phase(FwpkmPhases::backward_values, part);
-  }
-  template <typename Part>
-  void keys(Part&& part) {
-    Profile::phase(FwpkmPhases::backward_keys, [&] {
+    Profile::phase(FwpkmPhases::backward_values, [&] {
       std::optional<SideStream> side;
       if (apart_) {
         side.emplace(Side::kLong);
@@ -106,10 +103,14 @@ class TwoChains {
       part();
     });
   }
+  template <typename Part>
+  void keys(Part&& part) {
+    Profile::phase(FwpkmPhases::backward_keys, part);
+  }
   // K goes on when V has done what it was given until now.
   void follow() const {
     if (apart_) {
-      SideStream::fork(Side::kLong);
+      SideStream::join(Side::kLong);
     }
   }
 

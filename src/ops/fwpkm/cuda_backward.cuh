@@ -15,10 +15,11 @@ struct FwpkmBack {
   bool add_q, add_v, add_g;
 
   // Of the values: chain V of the two that cuda_backward.cu runs side by side.
-  float* dvalues;          // [chains, dv]: of rows as they are after the chunk
-  uint8_t* live;           // [chains]: whether there is one
-  float *errors, *dreads;  // of the chunk, [tokens, dv]: e, and the gradient of what was read
-  float *along, *dalong;   // of the chunk, [tokens, reads]: <e, V> and its gradient
+  // Rows of [.., dv] are of v's type.
+  void* dvalues;          // [chains, dv]: of rows as they are after the chunk
+  uint8_t* live;          // [chains]: whether there is one
+  void *errors, *dreads;  // of the chunk, [tokens, dv]: e, and the gradient of what was read
+  float *along, *dalong;  // of the chunk, [tokens, reads]: <e, V> and its gradient
   // From the values to the keys.
   float* dw;  // of all tokens, [B*T, reads]: the gradients of weights
   // Of the keys: chain K.
@@ -36,6 +37,11 @@ struct FwpkmBack {
 
   explicit FwpkmBack(const OpArgs& args);
 
+  // Row `i` of one of those.
+  template <typename T>
+  __device__ static T* row(void* rows, const FwpkmCall& call, int i) {
+    return static_cast<T*>(rows) + static_cast<int64_t>(i) * call.dv;
+  }
   // Gradients of the keys as they are after a chunk.
   __device__ float* dkeys_after(const FwpkmCall& call, int chunk) const {
     return dkeys +

@@ -31,11 +31,11 @@ struct Token {
 };
 
 // The gradient of the row that a slot has after the chunk, or null.
-__device__ const float* row_gradient(const FwpkmCall& call, const FwpkmBack& back,
-                                     const Token& token, int r) {
+template <typename T>
+__device__ const T* row_gradient(const FwpkmCall& call, const FwpkmBack& back, const Token& token,
+                                 int r) {
   const int chain = token.writes ? call.chain[token.read + r] : -1;
-  return chain >= 0 && back.live[chain] != 0 ? back.dvalues + static_cast<int64_t>(chain) * call.dv
-                                             : nullptr;
+  return chain >= 0 && back.live[chain] != 0 ? back.row<T>(back.dvalues, call, chain) : nullptr;
 }
 
 // The row that a read found, but see late_values.
@@ -58,7 +58,8 @@ __device__ void put_target(const FwpkmCall& call, const FwpkmBack& back, int t, 
 template <typename T, int kRun, int kReads>
 __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const Token& token) {
   struct Row {
-    const float *value, *gradient;
+    const float* value;
+    const T* gradient;
   };
   __shared__ Row all_rows[kFwpkmWarps][kReads];
   __shared__ float2 all_scales[kFwpkmWarps][kReads];
@@ -73,7 +74,7 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
       const int64_t read = token.read + lane;
       weight = call.weights[read];
       row.value = value_row(call, call.source[read], call.slots[read]);
-      row.gradient = row_gradient(call, back, token, lane);
+      row.gradient = row_gradient<T>(call, back, token, lane);
       alive = row.gradient != nullptr;
       share = token.writes ? call.share[read] : 0.0f;
     }
@@ -83,7 +84,7 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
   const unsigned live = __ballot_sync(kWholeWarp, alive);
   __syncwarp();
   const T* dy = static_cast<const T*>(back.dy) + back.dy_rows[token.t];
-  float* dreads = back.dreads + static_cast<int64_t>(token.j) * call.dv;
+  T* dreads = back.row<T>(back.dreads, call, token.j);
   float x[kReads] = {}, y[kReads] = {};
   for (int c = lane * kRun; c < call.dv; c += 32 * kRun) {
     float values[kReads][kRun], dread[kRun], de[kRun] = {};
@@ -191,8 +192,8 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
   }
   __syncwarp();
   const T* dy = static_cast<const T*>(back.dy) + back.dy_rows[token.t];
-  float* dreads = back.dreads + static_cast<int64_t>(token.j) * call.dv;
-  float* errors = back.errors + static_cast<int64_t>(token.j) * call.dv;
+  T* dreads = back.row<T>(back.dreads, call, token.j);
+  T* errors = back.row<T>(back.errors, call, token.j);
   for (int first = 0; first < call.dv; first += kFwpkmGroups * 32 * kRun) {
     float error[kFwpkmGroups][kRun] = {}, de[kFwpkmGroups][kRun] = {};
     if (token.writes) {
@@ -200,7 +201,7 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
     }
     for (int r = 0; r < call.reads && token.writes; ++r) {
       const int64_t read = token.read + r;
-      const float* gradient = row_gradient(call, back, token, r);
+      const T* gradient = row_gradient<T>(call, back, token, r);
       const float scale = -call.share[read] * token.eta * token.gate * call.weights[read];
       const float* value = value_row(call, call.source[read], call.slots[read]);
       for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) {
@@ -232,7 +233,7 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
   }
   for (int r = 0; r < call.reads; ++r) {
     const int64_t read = token.read + r;
-    const float* gradient = row_gradient(call, back, token, r);
+    const T* gradient = row_gradient<T>(call, back, token, r);
     const float* value = row_behind(call, back, read);
     float x = 0, y = 0;
     for (int c = lane * kRun; c < call.dv; c += 32 * kRun) {
@@ -268,27 +269,27 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
 template <typename T, int kRun, int kReads>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     values_kernel(FwpkmCall call, FwpkmSpan span, FwpkmBack back, float step) {
-  const int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-  if (j >= span.count) {
-    return;
-  }
-  const Token token(call, span, j, step);
-  const int lane = threadIdx.x % 32;
-  // Nobody writes towards the first tokens of a chunk.
-  if (back.dv != nullptr && !back.add_v && (!call.write || j % span.length < call.lookahead)) {
-    T* dv = static_cast<T*>(back.dv) + static_cast<int64_t>(token.t) * call.dv;
-    for (int c = lane; c < call.dv; c += 32) {
-      dv[c] = from_float<T>(0);
+  for (int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32); j < span.count;
+       j += static_cast<int>(gridDim.x) * kFwpkmWarps) {
+    __syncwarp();  // what is shared is free again
+    const Token token(call, span, j, step);
+    const int lane = threadIdx.x % 32;
+    // Nobody writes towards the first tokens of a chunk.
+    if (back.dv != nullptr && !back.add_v && (!call.write || j % span.length < call.lookahead)) {
+      T* dv = static_cast<T*>(back.dv) + static_cast<int64_t>(token.t) * call.dv;
+      for (int c = lane; c < call.dv; c += 32) {
+        dv[c] = from_float<T>(0);
+      }
     }
-  }
-  float dgate = 0;
-  if constexpr (kReads > 0) {
-    dgate = through_few<T, kRun, kReads>(call, back, token);
-  } else {
-    dgate = through_any<T, kRun>(call, span, back, token);
-  }
-  if (back.dg != nullptr && lane == 0) {
-    put(back.dg + token.t, dgate, back.add_g);
+    float dgate = 0;
+    if constexpr (kReads > 0) {
+      dgate = through_few<T, kRun, kReads>(call, back, token);
+    } else {
+      dgate = through_any<T, kRun>(call, span, back, token);
+    }
+    if (back.dg != nullptr && lane == 0) {
+      put(back.dg + token.t, dgate, back.add_g);
+    }
   }
 }
 

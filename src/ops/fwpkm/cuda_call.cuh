@@ -6,6 +6,7 @@
 // hold every slot is numbered by slot; any other by the first read that asks for the number.
 #pragma once
 
+#include "ops/common/carver.h"
 #include "ops/common/device.cuh"
 #include "ops/fwpkm/fwpkm.h"
 #include "ops/pkm_read/select.cuh"
@@ -230,6 +231,12 @@ __device__ inline void add_read_rows(const FwpkmCall& call, int t, int first,
       });
     }
   }
+}
+
+// Memory for numbers of q's and v's type.
+inline void* take_reals(Carver* carver, const FwpkmCall& call, int64_t count) {
+  return call.narrow ? static_cast<void*>(carver->take<bf16>(count))
+                     : static_cast<void*>(carver->take<float>(count));
 }
 
 // Tokens of each row in the longest chunk.

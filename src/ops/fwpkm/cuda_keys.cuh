@@ -11,20 +11,20 @@ namespace fwpkm {
 inline constexpr int kFwpkmOwn = 4;        // sub-keys of a block
 inline constexpr int kFwpkmKeyGroups = 2;  // runs of columns that a lane holds of a sub-key
 
-// Blocks that all sub-keys need.
-inline unsigned key_blocks(const FwpkmCall& call) {
-  return static_cast<unsigned>(call.books * ceil_div(call.n, kFwpkmOwn));
+// Blocks that all sub-keys need, if each has `own` of them.
+inline unsigned key_blocks(const FwpkmCall& call, int own) {
+  return static_cast<unsigned>(call.books * ceil_div(call.n, own));
 }
 
 // The sub-keys of a block: `count` from `first` on.
 struct OwnKeys {
   int book, first, count;
 
-  __device__ OwnKeys(const FwpkmCall& call, int block) {
-    const int blocks = (call.n + kFwpkmOwn - 1) / kFwpkmOwn;
+  __device__ OwnKeys(const FwpkmCall& call, int block, int most = kFwpkmOwn) {
+    const int blocks = (call.n + most - 1) / most;
     book = block / blocks;
-    first = block % blocks * kFwpkmOwn;
-    count = min(kFwpkmOwn, call.n - first);
+    first = block % blocks * most;
+    count = min(most, call.n - first);
   }
 };
 // Their selections in a chunk: begin..end of the codebook's list.

@@ -54,9 +54,9 @@ __device__ Term kept_term(const FwpkmCall& call, int t, int r) {
 
 // The gradient of half the mean weighted squared error by the sub-scores of a writing token;
 // `error` is in memory, each lane's own columns by its own hand.
-template <int kRun>
-__device__ void push_by_error(const FwpkmCall& call, const FwpkmSpan& span, int j,
-                              const float* error, float* along, float* push) {
+template <int kRun, typename T>
+__device__ void push_by_error(const FwpkmCall& call, const FwpkmSpan& span, int j, const T* error,
+                              float* along, float* push) {
   const int lane = threadIdx.x % 32, t = span.token(j);
   const int64_t at = static_cast<int64_t>(t) * call.reads;
   for (int r = 0; r < call.reads; ++r) {
@@ -124,7 +124,7 @@ __device__ void add_terms(const Term& mine, int some, int first, int width,
 // the error's squares. term(r) is called for each read before kept_term may be, by its own lane.
 // Columns are dealt out as lane * kRun + 32 * kRun * i everywhere: what a lane writes, it reads.
 template <typename T, int kRun, typename TermOf>
-__device__ float read_rows(const FwpkmCall& call, int t, T* y, float* error, TermOf&& term) {
+__device__ float read_rows(const FwpkmCall& call, int t, T* y, T* error, TermOf&& term) {
   float loss = 0;
   const int lane = threadIdx.x % 32;
   for (int first = 0; first < call.dv; first += kFwpkmGroups * 32 * kRun) {
@@ -155,9 +155,9 @@ __device__ float read_rows(const FwpkmCall& call, int t, T* y, float* error, Ter
 }
 
 // How the error of token j, or null if it writes nothing, moves the keys.
-template <int kRun>
+template <int kRun, typename T>
 __device__ void push_token(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
-                           int j, const float* error) {
+                           int j, const T* error) {
   float* push = found.push + static_cast<int64_t>(span.token(j)) * call.books * call.k;
   if (error != nullptr) {
     push_by_error<kRun>(call, span, j, error, found.along + static_cast<int64_t>(j) * call.reads,
@@ -178,7 +178,7 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
   const int64_t at = static_cast<int64_t>(t) * call.reads;
   const JointSoftmax softmax(call.weights + at, call.reads);
   float squares = 0;
-  float* error = writes ? found.errors + static_cast<int64_t>(j) * call.dv : nullptr;
+  T* error = writes ? found.error<T>(call, j) : nullptr;
   const float loss = read_rows<T, kRun>(
       call, t, static_cast<T*>(call.y) + static_cast<int64_t>(t) * call.dv, error, [&](int r) {
         const Term found_here = find_term(call, t, softmax, r);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   if (j >= span.count) {
     return;
   }
-  float* error = span.writes(j) ? found.errors + static_cast<int64_t>(j) * call.dv : nullptr;
+  T* error = span.writes(j) ? found.error<T>(call, j) : nullptr;
   if (error != nullptr) {
     const int t = span.token(j);
     read_rows<T, kRun>(call, t, static_cast<T*>(nullptr), error,

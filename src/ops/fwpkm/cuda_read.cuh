@@ -9,10 +9,15 @@ namespace fwpkm {
 // What a chunk's tokens are to write, and what else its reads leave for the write. Arrays by read
 // number are [chunk's tokens, reads]; those of all tokens are [B*T, books, k].
 struct FwpkmFound {
-  float* errors;        // [chunk's tokens, dv]: e of writing tokens
+  void* errors;         // [chunk's tokens, dv]: e of writing tokens, of v's type
   float* coefficients;  // -eta g w of their reads, by read number
   float* along;         // <e, V>, by read number; where the memory loss moves the keys
   float* push;          // score gradients that move the keys, of all; with the memory loss
+
+  template <typename T>
+  __device__ T* error(const FwpkmCall& call, int j) const {
+    return static_cast<T*>(errors) + static_cast<int64_t>(j) * call.dv;
+  }
 };
 
 // Where one kernel multiplies and selects, a warp multiplies kFwpkmTileTokens queries by kFwpkmUnit

@@ -102,25 +102,66 @@ struct SlotWindow {
 };
 
 // A row of one of several sums.
+template <typename To>
 struct RowTerm {
-  const float* row;
-  float* to;  // where the sum goes that this is the last row of, else null
+  const void* row;
+  To* to;  // where the sum goes that this is the last row of, else null
   float scale;
+  bool wide;  // a row of floats among others
 };
 
-// Adds up rows of `width` numbers, scale * row; each sum begins after the last term of the one
-// before. The next rows are on their way meanwhile, of whichever sum. The work of a warp; terms are
-// in shared memory.
-template <int kRun>
-__device__ inline void sum_terms(const RowTerm* terms, int count, int width) {
+// A run of numbers of type T, or of floats, as they are in memory: nobody waits for it before use.
+template <typename T, int kRun>
+struct RowPart {
+  uint32_t words[kRun];
+
+  __device__ void load(const void* row, bool wide, int c) {
+    if (sizeof(T) == 4 || wide) {
+      load_words<kRun>(static_cast<const float*>(row) + c);
+    } else if constexpr (kRun == 1) {
+      words[0] = *reinterpret_cast<const uint16_t*>(static_cast<const T*>(row) + c);
+    } else {
+      load_words<kRun / 2>(static_cast<const T*>(row) + c);
+    }
+  }
+  __device__ void get(bool wide, float (&to)[kRun]) const {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const uint32_t narrow = words[i / 2] << (i % 2 == 0 ? 16 : 0) & 0xffff0000u;
+      to[i] = __uint_as_float(sizeof(T) == 4 || wide ? words[i] : narrow);
+    }
+  }
+
+ private:
+  template <int kWords>
+  __device__ void load_words(const void* from) {
+    if constexpr (kWords == 4) {
+      const auto held = *static_cast<const uint4*>(from);
+      words[0] = held.x, words[1] = held.y, words[2] = held.z, words[3] = held.w;
+    } else if constexpr (kWords == 2) {
+      const auto held = *static_cast<const uint2*>(from);
+      words[0] = held.x, words[1] = held.y;
+    } else {
+      words[0] = *static_cast<const uint32_t*>(from);
+    }
+  }
+};
+
+// Adds up rows of `width` numbers of type T, some of floats if kMixed: scale * row; each sum begins
+// after the last term of the one before. The next rows are on their way meanwhile, of whichever
+// sum. The work of a warp; terms are in shared memory.
+template <typename T, int kRun, bool kMixed, typename To>
+__device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width) {
   constexpr int kAhead = 2;
   for (int first = 0; first < width; first += kFwpkmGroups * 32 * kRun) {
-    float sum[kFwpkmGroups][kRun] = {}, x[kAhead][kFwpkmGroups][kRun] = {};
-    const auto fetch = [&](int i, float(&to)[kFwpkmGroups][kRun]) {
+    float sum[kFwpkmGroups][kRun] = {};
+    RowPart<T, kRun> x[kAhead][kFwpkmGroups] = {};
+    const auto fetch = [&](int i, RowPart<T, kRun>(&to)[kFwpkmGroups]) {
       if (i < count) {
-        const float* row = global_pointer(terms[i].row);
+        const void* row = global_pointer(terms[i].row);
+        const bool wide = kMixed && terms[i].wide;
         for_groups<kRun, kFwpkmGroups>(first, width,
-                                       [&](int g, int c) { load_run(row + c, to[g]); });
+                                       [&](int g, int c) { to[g].load(row, wide, c); });
       }
     };
 #pragma unroll
@@ -134,10 +175,13 @@ __device__ inline void sum_terms(const RowTerm* terms, int count, int width) {
           break;
         }
         const float scale = terms[begin + u].scale;
-        float* to = terms[begin + u].to;
+        To* to = terms[begin + u].to;
+        const bool wide = kMixed && terms[begin + u].wide;
 #pragma unroll
         for (int g = 0; g < kFwpkmGroups; ++g) {
-          add_run(scale, x[u][g], sum[g]);
+          float row[kRun];
+          x[u][g].get(wide, row);
+          add_run(scale, row, sum[g]);
         }
         fetch(begin + u + kAhead, x[u]);
         if (to != nullptr) {
@@ -156,13 +200,13 @@ __device__ inline void sum_terms(const RowTerm* terms, int count, int width) {
   }
 }
 
-// to = from (nothing if null) + the sum of scale * row over any number of rows: term(i, &scale) is
-// row i, never null. The work of a block; `to` may be `from`. The rows of a stretch are split
-// between as many threads as a column leaves idle.
-template <int kRun, typename TermOf>
-__device__ void sum_many(const float* from, float* to, int width, int count, TermOf&& term) {
+// to = from (nothing if null) + the sum of scale * row over any number of rows of type T: term(i,
+// &scale) is row i, never null. The work of a block; `to` may be `from`. The rows of a stretch are
+// split between as many threads as a column leaves idle.
+template <typename T, int kRun, typename To, typename TermOf>
+__device__ void sum_many(const To* from, To* to, int width, int count, TermOf&& term) {
   __shared__ float scales[kFwpkmThreads];
-  __shared__ const float* rows[kFwpkmThreads];
+  __shared__ const T* rows[kFwpkmThreads];
   __shared__ __align__(16) float parts[kFwpkmThreads][kRun];
   const int thread = threadIdx.x;
   const int columns = min(kFwpkmThreads, (width + kRun - 1) / kRun);
