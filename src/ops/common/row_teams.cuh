@@ -28,6 +28,8 @@ struct TeamPlan {
     threads = narrow ? lanes : static_cast<uint32_t>(ceil_div(runs, kWarpLanes)) * kWarpLanes;
     teams = narrow ? kRowThreads / threads : 1;
   }
+  // As many teams in a block as it has room for. Not for kernels that take sums over a team.
+  void fill_block() { teams = kRowThreads / threads; }
   unsigned block_threads() const { return teams * threads; }
   // To launch a kernel with that takes kRows rows at once: as many as run at once.
   template <int kRows>

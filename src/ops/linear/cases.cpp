@@ -28,6 +28,13 @@ std::vector<Case> linear_cases() {
   cases.push_back(linear_case(1, 1, 1, true, true));
   cases.push_back(linear_case(2, 129, 130, false, false));
   cases.push_back(linear_case(17, 7, 257, true, false));
+  // Biases whose gradients are summed in runs: rows and columns that do not fill a block.
+  cases.push_back(linear_case(1, 5, 8, true, false));
+  cases.push_back(linear_case(300, 3, 24, true, false));
+  cases.push_back(linear_case(77, 9, 520, true, true));
+  cases.push_back(linear_case(41, 6, 2048, true, false));
+  cases.push_back(linear_case(9, 4, 2056, true, false));
+  cases.push_back(linear_case(9001, 2, 264, true, false));
   // The same input as x and as residual: both gradients meet in one tensor.
   Case both = linear_case(6, 9, 9, false, true);
   both.name = "residual is x";
