@@ -86,7 +86,9 @@ __device__ inline void team_sums(const TeamPlan& plan, uint32_t turn, float (&x)
 }
 
 // At the end, in all threads of the block: its sums of each feature over rows, from those of its
-// threads, as a row of `partial`, which is null where nobody wants them.
+// threads, as a row of `partial`, which is null where nobody wants them. kFull: a block with more
+// than one team has kRowThreads threads.
+template <bool kFull = true>
 __device__ inline void put_team_columns(const TeamPlan& plan, const float (&sums)[TeamPlan::kRun],
                                         float* partial) {
   __shared__ __align__(16) float parts[kRowThreads * TeamPlan::kRun];
@@ -100,7 +102,7 @@ __device__ inline void put_team_columns(const TeamPlan& plan, const float (&sums
   }
   if (plan.teams > 1) {
     __syncthreads();
-    add_up_parts(parts, plan.teams, width, to);
+    add_up_parts<kFull>(parts, plan.teams, width, to);
     __syncthreads();  // the next sums go to the same place
   }
 }

@@ -193,9 +193,10 @@ __device__ inline float through_norm(float full, float xhat, float mean, float s
 }
 
 // to [width] = the sum of parts [count, width], which lie in shared memory; in all threads of a
-// block.
+// block. kFull: it has kRowThreads of them.
+template <bool kFull = true>
 __device__ inline void add_up_parts(const float* parts, uint32_t count, uint32_t width, float* to) {
-  for (uint32_t column = threadIdx.x; column < width; column += blockDim.x) {
+  for (uint32_t column = threadIdx.x; column < width; column += kFull ? kRowThreads : blockDim.x) {
     float sum = 0;
     for (uint32_t i = 0; i < count; ++i) {
       sum += parts[i * width + column];

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
       }
     }
   });
-  put_team_columns(plan, sums, partial);
+  put_team_columns<false>(plan, sums, partial);
 }
 
 // The gradient of the bias.
