@@ -123,13 +123,7 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
   using Run = HeldRun<T, kRun>;
   const uint32_t at = plan.at();
   float gain[kRun] = {}, sums[kRun] = {};
-  if (plan.has_run()) {
-    load_run(w + at, gain);
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      gain[i] += 1;
-    }
-  }
+  load_gain(plan, w, 1, gain);
   uint32_t turn = 0;
   for_team_rows<kRows>(plan, [&](uint32_t first) {
     // What is not there is 0. Nothing is looked at before all of it is on its way.

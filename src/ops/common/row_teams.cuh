@@ -55,6 +55,18 @@ __device__ inline void for_team_rows(const TeamPlan& plan, Fn&& fn) {
   }
 }
 
+// `offset` plus this thread's run of the weights; nothing if it has none.
+__device__ inline void load_gain(const TeamPlan& plan, const float* w, float offset,
+                                 float (&gain)[TeamPlan::kRun]) {
+  if (plan.has_run()) {
+    load_run(w + plan.at(), gain);
+#pragma unroll
+    for (int i = 0; i < TeamPlan::kRun; ++i) {
+      gain[i] += offset;
+    }
+  }
+}
+
 // Sums over a team, the same for all its threads, of each of kCount numbers. In all threads of a
 // block; `turn` counts the kernel's calls of this.
 template <int kCount>

@@ -37,11 +37,6 @@ struct FwpkmBack {
 
   explicit FwpkmBack(const OpArgs& args);
 
-  // Row `i` of one of those.
-  template <typename T>
-  __device__ static T* row(void* rows, const FwpkmCall& call, int i) {
-    return static_cast<T*>(rows) + static_cast<int64_t>(i) * call.dv;
-  }
   // Gradients of the keys as they are after a chunk.
   __device__ float* dkeys_after(const FwpkmCall& call, int chunk) const {
     return dkeys +

@@ -33,19 +33,19 @@ __device__ void spread_window(const FwpkmCall& call, const FwpkmSpan& span, cons
   const int start = __popc(alive & before) + __popc(taken & before) + __popc(pulling & before);
   const int first = start + static_cast<int>(alive >> head & 1);
   const unsigned pulls = pulling & window.group;
-  T* to = back.row<T>(back.dvalues, call, own);
+  T* to = row_of<T>(call, back.dvalues, own);
   if (live) {
     terms[start] = {to, nullptr, 1.0f, false};
   }
   if (wanted) {
     const bool last = pulls == 0 && (window.group & ~below) == 1u << lane;
-    const RowTerm<T> one = {back.row<T>(back.dreads, call, j), last ? to : nullptr, weight, false};
+    const RowTerm<T> one = {row_of<T>(call, back.dreads, j), last ? to : nullptr, weight, false};
     terms[first + __popc(window.group & below)] = one;
   }
   if (pulled) {
     const bool last = (pulls & ~below) == 1u << lane;
     terms[first + __popc(window.group) + __popc(pulls & below)] = {
-        back.row<T>(back.errors, call, j), last ? to : nullptr, back.dalong[place], false};
+        row_of<T>(call, back.errors, j), last ? to : nullptr, back.dalong[place], false};
   }
   __syncwarp();
   sum_terms<T, kRun, false>(terms, __popc(taken) + __popc(alive) + __popc(pulling), call.dv);
@@ -93,18 +93,15 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     spread_window<T, kRun>(call, span, back, window, terms[warp]);
   }
   __syncthreads();
-  const auto row_of = [&](void* rows, int place) {
-    return back.row<T>(rows, call, place / call.reads);
-  };
   for (const LongSum& rest : rests) {
     if (rest.count == 0) {
       continue;
     }
-    T* to = back.row<T>(back.dvalues, call, rest.chain);
+    T* to = row_of<T>(call, back.dvalues, rest.chain);
     sum_many<T, kRun>(rest.live ? to : nullptr, to, call.dv, rest.count, [&](int i, float* scale) {
       const int place = place_of(rest.list[i]);
       *scale = call.weights[read_at(call, span, place)];
-      return row_of(back.dreads, place);
+      return row_of<T>(call, back.dreads, place / call.reads);
     });
     if (back.memory) {
       sum_many<T, kRun>(to, to, call.dv, rest.count, [&](int i, float* scale) {
@@ -112,7 +109,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
         const int place = place_of(rest.list[i]);
         const bool writes = span.writes(place / call.reads);
         *scale = writes ? back.dalong[place] : 0.0f;
-        return row_of(writes ? back.errors : back.dreads, place);
+        return row_of<T>(call, writes ? back.errors : back.dreads, place / call.reads);
       });
     }
   }
@@ -122,9 +119,8 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                        const FwpkmBack& back) {
-  const unsigned blocks = fwpkm_blocks(ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow));
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    launch(false, &spread_values_kernel<T, Run::value>, blocks, kFwpkmThreads, 0,
+    launch(false, &spread_values_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
            "fwpkm gradients of rows", call, span, groups, back);
   });
 }

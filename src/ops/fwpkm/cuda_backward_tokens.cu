@@ -35,7 +35,7 @@ template <typename T>
 __device__ const T* row_gradient(const FwpkmCall& call, const FwpkmBack& back, const Token& token,
                                  int r) {
   const int chain = token.writes ? call.chain[token.read + r] : -1;
-  return chain >= 0 && back.live[chain] != 0 ? back.row<T>(back.dvalues, call, chain) : nullptr;
+  return chain >= 0 && back.live[chain] != 0 ? row_of<T>(call, back.dvalues, chain) : nullptr;
 }
 
 // The row that a read found, but see late_values.
@@ -84,7 +84,7 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
   const unsigned live = __ballot_sync(kWholeWarp, alive);
   __syncwarp();
   const T* dy = static_cast<const T*>(back.dy) + back.dy_rows[token.t];
-  T* dreads = back.row<T>(back.dreads, call, token.j);
+  T* dreads = row_of<T>(call, back.dreads, token.j);
   float x[kReads] = {}, y[kReads] = {};
   for (int c = lane * kRun; c < call.dv; c += 32 * kRun) {
     float values[kReads][kRun], dread[kRun], de[kRun] = {};
@@ -192,8 +192,8 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
   }
   __syncwarp();
   const T* dy = static_cast<const T*>(back.dy) + back.dy_rows[token.t];
-  T* dreads = back.row<T>(back.dreads, call, token.j);
-  T* errors = back.row<T>(back.errors, call, token.j);
+  T* dreads = row_of<T>(call, back.dreads, token.j);
+  T* errors = row_of<T>(call, back.errors, token.j);
   for (int first = 0; first < call.dv; first += kFwpkmGroups * 32 * kRun) {
     float error[kFwpkmGroups][kRun] = {}, de[kFwpkmGroups][kRun] = {};
     if (token.writes) {

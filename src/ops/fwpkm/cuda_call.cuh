@@ -233,6 +233,12 @@ __device__ inline void add_read_rows(const FwpkmCall& call, int t, int first,
   }
 }
 
+// Row `i` of rows of dv numbers.
+template <typename T>
+__device__ inline T* row_of(const FwpkmCall& call, void* rows, int i) {
+  return static_cast<T*>(rows) + static_cast<int64_t>(i) * call.dv;
+}
+
 // Memory for numbers of q's and v's type.
 inline void* take_reals(Carver* carver, const FwpkmCall& call, int64_t count) {
   return call.narrow ? static_cast<void*>(carver->take<bf16>(count))

@@ -178,7 +178,7 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
   const int64_t at = static_cast<int64_t>(t) * call.reads;
   const JointSoftmax softmax(call.weights + at, call.reads);
   float squares = 0;
-  T* error = writes ? found.error<T>(call, j) : nullptr;
+  T* error = writes ? row_of<T>(call, found.errors, j) : nullptr;
   const float loss = read_rows<T, kRun>(
       call, t, static_cast<T*>(call.y) + static_cast<int64_t>(t) * call.dv, error, [&](int r) {
         const Term found_here = find_term(call, t, softmax, r);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   if (j >= span.count) {
     return;
   }
-  T* error = span.writes(j) ? found.error<T>(call, j) : nullptr;
+  T* error = span.writes(j) ? row_of<T>(call, found.errors, j) : nullptr;
   if (error != nullptr) {
     const int t = span.token(j);
     read_rows<T, kRun>(call, t, static_cast<T*>(nullptr), error,

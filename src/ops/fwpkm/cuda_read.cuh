@@ -13,11 +13,6 @@ struct FwpkmFound {
   float* coefficients;  // -eta g w of their reads, by read number
   float* along;         // <e, V>, by read number; where the memory loss moves the keys
   float* push;          // score gradients that move the keys, of all; with the memory loss
-
-  template <typename T>
-  __device__ T* error(const FwpkmCall& call, int j) const {
-    return static_cast<T*>(errors) + static_cast<int64_t>(j) * call.dv;
-  }
 };
 
 // Where one kernel multiplies and selects, a warp multiplies kFwpkmTileTokens queries by kFwpkmUnit

@@ -101,6 +101,11 @@ struct SlotWindow {
   __device__ int head() const { return group == 0 ? 0 : __ffs(group) - 1; }
 };
 
+// Blocks for all windows of a chunk.
+inline unsigned window_blocks(const FwpkmCall& call, const FwpkmSpan& span) {
+  return fwpkm_blocks(ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow));
+}
+
 // A row of one of several sums.
 template <typename To>
 struct RowTerm {

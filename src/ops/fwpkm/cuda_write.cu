@@ -82,7 +82,7 @@ __device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const
   }
   if (writes) {
     const bool last = (writing & ~below) == 1u << lane;
-    terms[begins ? at + 1 : at] = {found.error<T>(call, j),
+    terms[begins ? at + 1 : at] = {row_of<T>(call, found.errors, j),
                                    last ? call.log + static_cast<int64_t>(row) * call.dv : nullptr,
                                    coefficient * share, false};
   }
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
       const int place = place_of(rest.list[i]);
       const bool writes = span.writes(place / call.reads);
       *scale = writes ? found.coefficients[place] * rest.share : 0.0f;
-      return found.error<T>(call, (writes ? place : rest.first_writing) / call.reads);
+      return row_of<T>(call, found.errors, (writes ? place : rest.first_writing) / call.reads);
     });
   }
 }
@@ -163,9 +163,8 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                   const FwpkmFound& found) {
-  const int64_t windows = ceil_div(int64_t{span.count} * call.reads, kFwpkmWindow);
   with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    launch(false, &write_kernel<T, Run::value>, fwpkm_blocks(windows), kFwpkmThreads, 0,
+    launch(false, &write_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
            "fwpkm writing values", call, span, groups, found);
   });
 }
