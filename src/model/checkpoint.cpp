@@ -119,6 +119,8 @@ void save_model(const Model& model, const std::filesystem::path& folder, DType d
   std::filesystem::create_directories(folder, error);
   require(!error, "model", "cannot make the folder {}: {}", folder.string(), error.message());
   const Parameters& parameters = model.parameters();
+  require(!parameters.tables_lent(), "model",
+          "the tables of the memories are lent to training steps: settle those first");
   SafeTensorsWriter writer(folder / "model.safetensors");
   writer.set_metadata("format", "pt");
   const auto& specs = parameters.specs();

@@ -66,14 +66,18 @@ void put_rows(const FwpkmResult& result, Overlay* overlay) {
 }
 
 void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
-            Parameters* parameters, std::span<RowMemory> rows) {
+            Parameters* parameters, std::span<RowMemory> rows,
+            std::span<const std::unique_ptr<FwpkmStore>> stores) {
   const bool shared = config.memory == MemoryMode::kShared;
   const bool keep = !shared && config.carry != Carry::kSequence && !rows.empty();
   for (const MemoryRecord& record : records) {
     const std::string at = fmt::format("model.layers.{}.", record.layer);
     if (record.fwpkm.keys) {
       copy_view(record.fwpkm.keys.view(), parameters->writable(at + "fwpkm.keys"));
-      if (shared) {
+      if (shared && record.fwpkm.rows && !stores.empty() &&
+          stores[static_cast<size_t>(record.layer)]) {
+        stores[static_cast<size_t>(record.layer)]->adopt(record.fwpkm);
+      } else if (shared) {
         put_written(record.fwpkm, parameters->writable(at + "fwpkm.values"));
       } else if (keep) {
         put_rows(record.fwpkm, &rows[static_cast<size_t>(record.layer)].overlay);

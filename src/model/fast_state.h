@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "memory/overlay.h"
 #include "model/config.h"
 #include "ops/fast_mlp/fast_mlp.h"
-#include "ops/fwpkm/fwpkm.h"
+#include "ops/fwpkm/store.h"
 #include "tensor/tensor.h"
 
 namespace fwpkm {
@@ -72,9 +73,10 @@ FastMlpSettings fwmlp_settings(const ModelConfig& config);
 void put_rows(const FwpkmResult& result, Overlay* overlay);
 
 // Keeps what a pass wrote: keys, and shared values, in the model; values of rows in `rows` (one
-// entry per layer) unless it is empty or `carry` is "sequence". Must come after backward: gradients
-// need the weights that were read.
+// entry per layer) unless it is empty or `carry` is "sequence". Shared values of a layer that has a
+// store stay in it. Must come after backward: gradients need the weights that were read.
 void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
-            Parameters* parameters, std::span<RowMemory> rows = {});
+            Parameters* parameters, std::span<RowMemory> rows = {},
+            std::span<const std::unique_ptr<FwpkmStore>> stores = {});
 
 }  // namespace fwpkm

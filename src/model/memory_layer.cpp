@@ -238,7 +238,8 @@ Tensor Model::sequence_memory(Run& run, const Layer& layer, int index, const Ten
         run, q, v, config_.fwpkm.weighted() ? g : Tensor(), layer.memory.keys, layer.memory.values,
         settings, rows != nullptr ? rows->overlay.views() : OverlayViews(),
         options.selections.empty() ? FwpkmSelection()
-                                   : options.selections[static_cast<size_t>(index)]);
+                                   : options.selections[static_cast<size_t>(index)],
+        options.stored.empty() ? FwpkmRows() : options.stored[static_cast<size_t>(index)]);
     output = record.fwpkm.output;
     losses = record.fwpkm.losses;
     if (run.trace) {

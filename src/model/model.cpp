@@ -249,6 +249,8 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   require(
       !lact || !options.starts, "model",
       "borders of documents cannot be hidden in a LaCT model: its fast weights see all of a row");
+  require(!parameters_.tables_lent() || !options.stored.empty(), "model",
+          "the tables of the memories are lent to training steps: settle those first");
   const std::vector<Rows> rows = rows_of(run, tokens, options);
   const std::span<const Rows> all(rows);
 

@@ -35,6 +35,8 @@ struct ForwardOptions {
   // Without a state: of each layer, sub-keys and slots to be taken in place of the best; may be
   // empty.
   std::span<const FwpkmSelection> selections;
+  // Without a state: of each layer, how its table lies while tables are lent; may be empty.
+  std::span<const FwpkmRows> stored;
   // With one state of one sequence: what the memories are to learn is handed out here, for
   // Model::learn, and the state's memories do not change.
   std::vector<MemoryInput>* inputs = nullptr;

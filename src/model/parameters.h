@@ -70,6 +70,10 @@ class Parameters {
   void mark_gradients(bool written);
   // After backward: those that nobody wrote become zero.
   void settle_gradients();
+  // While training steps have the tables of memories in a form of their own (FwpkmStore), nobody
+  // else may use them.
+  void lend_tables(bool lent) { tables_lent_ = lent; }
+  bool tables_lent() const { return tables_lent_; }
   // Weights in memory of our own, and in the file.
   size_t value_bytes() const {
     return (values_ ? values_->bytes() : 0) + (halves_ ? halves_->bytes() : 0) + host_bytes_;
@@ -96,6 +100,7 @@ class Parameters {
   std::vector<bool> mapped_;  // by index
   std::vector<uint64_t> rounded_from_;
   size_t mapped_bytes_ = 0;
+  bool tables_lent_ = false;
   std::map<std::string, size_t> index_;
   std::shared_ptr<Block> values_, halves_, grads_;
   std::shared_ptr<void> tables_;  // in the host's memory

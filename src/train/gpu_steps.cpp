@@ -1,5 +1,6 @@
 #include "train/gpu_steps.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace fwpkm {
@@ -17,7 +18,64 @@ bool GpuSteps::can(const Model& model) {
 }
 
 GpuSteps::GpuSteps(Model& model, AdamW& optimizer, bool graphs)
-    : model_(model), optimizer_(optimizer), graphs_(graphs), pool_(model.parameters().device()) {}
+    : model_(model), optimizer_(optimizer), graphs_(graphs), pool_(model.parameters().device()) {
+  make_stores();
+}
+
+GpuSteps::~GpuSteps() {
+  try {
+    settle();
+  } catch (const std::exception&) {
+    // The GPU failed, and with it whoever used it: there is no table left to give back.
+  }
+}
+
+void GpuSteps::make_stores() {
+  const ModelConfig& config = model_.config();
+  const Parameters& parameters = model_.parameters();
+  const FwpkmSettings settings = fwpkm_settings(config);
+  if (!config.has_any_fwpkm() || settings.late_values || parameters.host_bytes() > 0) {
+    return;  // rows in the host's memory stay there
+  }
+  stores_.resize(static_cast<size_t>(config.layers));
+  stored_.resize(stores_.size());
+  for (int l = 0; l < config.layers; ++l) {
+    if (config.has_fwpkm(l)) {
+      stores_[static_cast<size_t>(l)] = std::make_unique<FwpkmStore>(
+          pool_, parameters.writable(fmt::format("model.layers.{}.fwpkm.values", l)), settings);
+    }
+  }
+}
+
+void GpuSteps::take_tables(int64_t batch, int64_t seq) {
+  for (size_t l = 0; l < stores_.size(); ++l) {
+    if (!stores_[l]) {
+      continue;
+    }
+    FwpkmStore& store = *stores_[l];
+    const int64_t rows = std::max(store.capacity(), store.log_rows(batch, seq));
+    if (rows > store.capacity()) {
+      store.settle();
+      for (auto& [key, kind] : kinds_) {
+        kind.graph.reset();
+      }
+    }
+    if (!store.is_open()) {
+      store.open(rows);
+      stored_[l] = store.rows();
+      model_.parameters().lend_tables(true);
+    }
+  }
+}
+
+void GpuSteps::settle() {
+  for (const auto& store : stores_) {
+    if (store) {
+      store->settle();
+    }
+  }
+  model_.parameters().lend_tables(false);
+}
 
 GpuSteps::Kind& GpuSteps::kind(const Key& key) {
   const auto [it, fresh] = kinds_.try_emplace(key);
@@ -64,14 +122,16 @@ void GpuSteps::accumulate(std::span<const int32_t> tokens, int64_t batch, int64_
   const bool adds = batches_ > 0;  // to the gradients of batches before
   Kind& k = kind({batch, seq, weight, window, hide_after >= 0, adds});
   stage(k, tokens, batch, seq, hide_after);
+  take_tables(batch, seq);
   const auto work = [&] {
     ForwardOptions options;
     options.full_attention_window = window;
     options.starts = k.starts;
     k.records.clear();
     options.records = &k.records;
+    options.stored = stored_;
     k.loss = add_gradients(model_, pool_, k.inputs, k.labels, k.seed, options);
-    commit(k.records, model_.config(), &model_.parameters());
+    commit(k.records, model_.config(), &model_.parameters(), {}, stores_);
     for (MemoryRecord& record : k.records) {
       record.fwpkm.rows = record.fwpkm.writes = Tensor();
       record.mlp.after = {};

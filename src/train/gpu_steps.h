@@ -21,6 +21,9 @@ class GpuSteps {
 
   // Both must outlive this. Without `graphs`, kernels are always started one by one.
   GpuSteps(Model& model, AdamW& optimizer, bool graphs = true);
+  ~GpuSteps();
+  GpuSteps(const GpuSteps&) = delete;
+  GpuSteps& operator=(const GpuSteps&) = delete;
 
   // Queues forward and backward of a batch, and keeps what its memories wrote; arguments as in
   // accumulate_gradients. `window` as ForwardOptions::full_attention_window.
@@ -35,6 +38,10 @@ class GpuSteps {
   // What the memories did in the batch that came last, once the GPU is done; good until the next
   // accumulate().
   std::span<const MemoryRecord> records() const { return last_->records; }
+
+  // Gives back the tables of memories, which steps have in a form of their own (FwpkmStore), for
+  // others to use or save; the next accumulate() takes them again.
+  void settle();
 
   size_t held_bytes() const { return pool_.held_bytes(); }
 
@@ -57,6 +64,9 @@ class GpuSteps {
   };
   using Key = std::tuple<int64_t, int64_t, double, int64_t, bool, bool>;
   Kind& kind(const Key& key);
+  void make_stores();
+  // Takes the tables for batches of this size.
+  void take_tables(int64_t batch, int64_t seq);
   void stage(Kind& kind, std::span<const int32_t> tokens, int64_t batch, int64_t seq,
              int32_t hide_after);
 
@@ -64,6 +74,8 @@ class GpuSteps {
   AdamW& optimizer_;
   const bool graphs_;
   Pool pool_;  // its blocks are the graphs': nobody else gets any
+  std::vector<std::unique_ptr<FwpkmStore>> stores_;  // by layer; empty, or null where there is none
+  std::vector<FwpkmRows> stored_;                    // what they say
   std::map<Key, Kind> kinds_;
   Kind* last_ = nullptr;
   std::unique_ptr<cuda::Graph> update_;

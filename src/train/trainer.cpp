@@ -50,6 +50,8 @@ class Trainer {
   // The token after which documents begin that must not see what came before, or -1.
   int32_t hide_after() const { return settings().hide_borders ? data_.end_of_text : -1; }
   void start();
+  // Weights as others know them.
+  void settle();
   void save(int64_t step);
   nlohmann::json state() const;
   // A whole step: all its micro batches, clipping, the optimizer. Stops the run, with the weights
@@ -120,7 +122,14 @@ nlohmann::json Trainer::state() const {
           {"data", read_ahead_ ? data_state_ : data_.train->state()}};
 }
 
+void Trainer::settle() {
+  if (gpu_) {
+    gpu_->settle();
+  }
+}
+
 void Trainer::save(int64_t step) {
+  settle();
   const auto extra = [&](const std::filesystem::path& folder) {
     if (!carried_.empty()) {
       carried_.save(folder / kCarriedFile);
@@ -227,6 +236,7 @@ void Trainer::require_finite(int64_t step, double loss, double norm) const {
 }
 
 void Trainer::validate_model(int64_t step, nlohmann::json* line) {
+  settle();
   const auto source = data_.valid();
   last_valid_ = evaluate_loss(model_, pool_, *source, options_.valid_batches, hide_after());
   (*line)["valid_loss"] = last_valid_;
@@ -276,6 +286,7 @@ TrainResult Trainer::run() {
     folder_.add_metrics(line);
     events_.step(step, t.steps, loss, speed, memory_.brief());
     if (data_.sample && options_.sample_every > 0 && step % options_.sample_every == 0) {
+      settle();
       events_.note(fmt::format("step {}: {}", step, data_.sample(model_)));
     }
     result.loss = loss;

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "base/random.h"
-#include "ops/fwpkm/fwpkm.h"
+#include "ops/fwpkm/store.h"
+#include "ops/fwpkm/written.h"
 #include "ops/registry.h"
 
 namespace fwpkm {
@@ -17,8 +19,9 @@ struct Sizes {
 };
 
 // Any k different sub-keys of each codebook, and any k different pairs of them.
-FwpkmSelection draw_selection(Run& run, const Sizes& z, const FwpkmSettings& s) {
-  Random random(9, 0);
+FwpkmSelection draw_selection(Run& run, const Sizes& z, const FwpkmSettings& s,
+                              uint64_t stream = 0) {
+  Random random(9, stream);
   const auto draw = [&](int64_t limit, std::vector<int32_t>* to) {
     std::vector<int32_t> all(static_cast<size_t>(limit));
     std::iota(all.begin(), all.end(), 0);
@@ -144,6 +147,60 @@ Case make(const Sizes& z, const FwpkmSettings& s) {
     return outputs;
   };
   c.grad_step = z.frozen ? 1e-4 : 1e-6;
+  return c;
+}
+
+// A table that is in a store where there is one: written by one call, then read and written by the
+// next, which is the one that is checked; or, with `kept`, the table after that.
+Case make_stored(const Sizes& z, const FwpkmSettings& s, bool kept) {
+  Case c = make(z, s);
+  c.name += kept ? ",stored,kept" : ",stored";
+  if (kept) {
+    c.inputs[0].grad = c.inputs[1].grad = c.inputs[2].grad = false;
+  }
+  c.build = [=](Run& run, const std::vector<Tensor>& in) {
+    const Tensor table = run.make("table", in[4].shape(), run.wide());
+    copy_view(in[4].view(), table.view());
+    FwpkmStore store(run.pool(), table.view(), s);
+    const bool stores = run.device().kind == DeviceKind::kCuda;
+    if (stores) {
+      store.open(store.log_rows(z.batch, z.time));
+    }
+    const auto keep = [&](const FwpkmResult& r) {
+      if (s.shared && stores) {
+        store.adopt(r);
+      } else if (s.shared) {
+        put_written(r, table.view());
+      }
+    };
+    // The first call has inputs of its own: gradients are the second one's.
+    Run before(run.pool());
+    const auto draw = [&](int input) {
+      const Random random(11, static_cast<uint64_t>(input));
+      std::vector<double> numbers(static_cast<size_t>(in[input].view().size()));
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        numbers[i] = std::floor(8 * random.uniform_at(i)) / 8;  // exact in 16 bits, too
+      }
+      return before.from_host("drawn", in[input].shape(), numbers, in[input].view().dtype);
+    };
+    keep(fwpkm_memory(before, draw(0), draw(1), draw(2), in[3], table, s, {},
+                      draw_selection(before, z, s, 1), store.rows()));
+    FwpkmResult r =
+        fwpkm_memory(run, in[0], in[1], in[2], in[3], table, s, {},
+                     z.frozen ? draw_selection(run, z, s) : FwpkmSelection(), store.rows());
+    if (!kept) {
+      return std::vector<Tensor>{r.output, r.weights, r.losses, r.keys};
+    }
+    keep(r);
+    if (stores) {
+      store.settle();
+    }
+    if (s.shared) {
+      return std::vector<Tensor>{table};
+    }
+    r.rows = store.plain(run, r.rows);
+    return std::vector<Tensor>{table, written(run, r, table.dim(0))};
+  };
   return c;
 }
 
@@ -294,6 +351,26 @@ std::vector<Case> fwpkm_cases() {
   add({2, 640, 64, 4, true, false, false}, settings(1, 5, 3, 300, 1, true));
   add({2, 310, 16, 3, true, false, false}, settings(1, 3, 2, 300, 1, true));
   add({2, 310, 16, 3, true, false, false}, settings(1, 600, 3, 155, 1, true));
+  // Tables in a store: rows in halves (width 8, 520 and 1,032) and not; slots that a call reads
+  // more than 32 times; chains by slot and by hash.
+  for (const bool shared : {false, true}) {
+    for (const bool kept : {false, true}) {
+      const auto stored = [&](const Sizes& sizes, const FwpkmSettings& s) {
+        cases.push_back(make_stored(sizes, s, kept));
+      };
+      stored({2, 40, 64, 8, true, false, false}, settings(1, 9, 4, 13, 1, shared));
+      stored({3, 21, 12, 8}, settings(2, 9, 4, 6, 2, shared));
+      stored({2, 21, 12, 10}, settings(2, 9, 4, 6, 1, shared));
+      stored({1, 19, 8, 520}, settings(1, 40, 8, 7, 1, shared));
+      stored({2, 150, 16, 1032}, settings(1, 3, 3, 70, 1, shared));
+      FwpkmSettings by_error = settings(1, 9, 4, 13, 1, shared);
+      by_error.addr_loss = false;
+      stored({2, 40, 64, 8}, by_error);
+      FwpkmSettings rewrite = settings(1, 17, 8, 16, 0, shared);
+      rewrite.rewrite = true;
+      stored({2, 40, 8, 24}, rewrite);
+    }
+  }
   // The paper's sizes but for n = 512, whose table fills half a gigabyte.
   for (const bool shared : {false, true}) {
     Case perf = make({1, 2048, 512, 512, true, false, false}, settings(1, 128, 8, 512, 1, shared));

@@ -220,6 +220,9 @@ FwpkmCall::FwpkmCall(const OpArgs& args) {
   chain = saved(FwpkmSaved::chain).ptr<int32_t>();
   key_rows = numbers(saved(FwpkmSaved::key_rows));
   key_starts = saved(FwpkmSaved::key_starts).ptr<int32_t>();
+  places = in(FwpkmIn::places).ptr<int32_t>();
+  free = in(FwpkmIn::free).ptr<int32_t>();
+  halved = s.set.halved;
   map = nullptr;
   map_mask = 0;
 
@@ -232,6 +235,12 @@ FwpkmCall::FwpkmCall(const OpArgs& args) {
     wide = wide && (i == FwpkmIn::g || in_runs_of(4, {args.din[i]}));
   }
   wide = wide && (args.dout.empty() || in_runs_of(4, {args.dout[FwpkmOut::y]}));
+  require(!halved || (narrow && table_stride == dv &&
+                      in_runs_of(8, {in(FwpkmIn::v), out(FwpkmOut::y), in(FwpkmIn::values),
+                                     out(FwpkmOut::rows)}) &&
+                      (args.din.empty() || in_runs_of(8, {args.din[FwpkmIn::v]})) &&
+                      (args.dout.empty() || in_runs_of(8, {args.dout[FwpkmOut::y]}))),
+          "fwpkm", "rows in halves need aligned tensors of bf16");
 }
 
 void fwpkm_forward_cuda(const OpArgs& args) {

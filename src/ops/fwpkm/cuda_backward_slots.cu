@@ -48,7 +48,8 @@ __device__ void spread_window(const FwpkmCall& call, const FwpkmSpan& span, cons
         row_of<T>(call, back.errors, j), last ? to : nullptr, back.dalong[place], false};
   }
   __syncwarp();
-  sum_terms<T, kRun, false>(terms, __popc(taken) + __popc(alive) + __popc(pulling), call.dv);
+  sum_terms<T, kRun, ValueRows::kAsOthers>(terms, __popc(taken) + __popc(alive) + __popc(pulling),
+                                           call.dv);
   if (heads && wanted) {
     back.live[chain] = 1;
   }
@@ -98,19 +99,21 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
       continue;
     }
     T* to = row_of<T>(call, back.dvalues, rest.chain);
-    sum_many<T, kRun>(rest.live ? to : nullptr, to, call.dv, rest.count, [&](int i, float* scale) {
-      const int place = place_of(rest.list[i]);
-      *scale = call.weights[read_at(call, span, place)];
-      return row_of<T>(call, back.dreads, place / call.reads);
-    });
+    sum_many<T, kRun, ValueRows::kAsOthers>(
+        rest.live ? to : nullptr, to, call.dv, rest.count, [&](int i, float* scale) {
+          const int place = place_of(rest.list[i]);
+          *scale = call.weights[read_at(call, span, place)];
+          return row_of<T>(call, back.dreads, place / call.reads);
+        });
     if (back.memory) {
-      sum_many<T, kRun>(to, to, call.dv, rest.count, [&](int i, float* scale) {
-        // Tokens that write nothing have no error; any row, times 0, stands in.
-        const int place = place_of(rest.list[i]);
-        const bool writes = span.writes(place / call.reads);
-        *scale = writes ? back.dalong[place] : 0.0f;
-        return row_of<T>(call, writes ? back.errors : back.dreads, place / call.reads);
-      });
+      sum_many<T, kRun, ValueRows::kAsOthers>(
+          to, to, call.dv, rest.count, [&](int i, float* scale) {
+            // Tokens that write nothing have no error; any row, times 0, stands in.
+            const int place = place_of(rest.list[i]);
+            const bool writes = span.writes(place / call.reads);
+            *scale = writes ? back.dalong[place] : 0.0f;
+            return row_of<T>(call, writes ? back.errors : back.dreads, place / call.reads);
+          });
     }
   }
 }
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                        const FwpkmBack& back) {
-  with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
+  with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
     launch(false, &spread_values_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
            "fwpkm gradients of rows", call, span, groups, back);
   });

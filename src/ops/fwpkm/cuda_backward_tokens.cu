@@ -1,5 +1,6 @@
 // Backward of the values, token by token: a warp has a token.
 #include "ops/fwpkm/cuda_backward.cuh"
+#include "ops/fwpkm/cuda_halves.cuh"
 
 namespace fwpkm {
 namespace {
@@ -54,22 +55,23 @@ __device__ void put_target(const FwpkmCall& call, const FwpkmBack& back, int t, 
            back.add_v);
 }
 
-// Up to kReads reads, whose rows all are in registers at once. Leaves dw; -> dg.
-template <typename T, int kRun, int kReads>
+// Up to kReads reads, whose rows all are in registers at once. Row: as in cuda_read.cu. Leaves dw;
+// -> dg.
+template <typename Row, typename T, int kRun, int kReads>
 __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const Token& token) {
-  struct Row {
+  struct Rows {
     const float* value;
     const T* gradient;
   };
-  __shared__ Row all_rows[kFwpkmWarps][kReads];
+  __shared__ Rows all_rows[kFwpkmWarps][kReads];
   __shared__ float2 all_scales[kFwpkmWarps][kReads];
   const int lane = threadIdx.x % 32;
-  Row* rows = all_rows[threadIdx.x / 32];
+  Rows* rows = all_rows[threadIdx.x / 32];
   float2* scales = all_scales[threadIdx.x / 32];  // of values and gradients
   float weight = 0, share = 0;
   bool alive = false;
   if (lane < kReads) {
-    Row row = {nullptr, nullptr};
+    Rows row = {nullptr, nullptr};
     if (lane < call.reads) {
       const int64_t read = token.read + lane;
       weight = call.weights[read];
@@ -87,35 +89,39 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
   T* dreads = row_of<T>(call, back.dreads, token.j);
   float x[kReads] = {}, y[kReads] = {};
   for (int c = lane * kRun; c < call.dv; c += 32 * kRun) {
-    float values[kReads][kRun], dread[kRun], de[kRun] = {};
+    RowPart<Row, kRun> held[kReads] = {};
+    float value[kRun], dread[kRun], de[kRun] = {};
 #pragma unroll
     for (int r = 0; r < kReads; ++r) {
       if (r < call.reads) {
-        load_run(global_pointer(rows[r].value) + c, values[r]);
+        held[r].load(global_pointer(rows[r].value), false, c, call.dv);
       }
     }
     load_run(dy + c, dread);
     if (live != 0) {
-      float gradients[kReads][kRun], error[kRun] = {}, target[kRun];
+      RowPart<T, kRun> gradients[kReads] = {};
+      float gradient[kRun], error[kRun] = {}, target[kRun];
 #pragma unroll
       for (int r = 0; r < kReads; ++r) {
         if ((live >> r & 1) != 0) {
-          load_run(global_pointer(rows[r].gradient) + c, gradients[r]);
+          gradients[r].load(global_pointer(rows[r].gradient), false, c, call.dv);
         }
       }
       load_run(target_of<T>(call, token.t) + c, target);
 #pragma unroll
       for (int r = 0; r < kReads; ++r) {
         if (r < call.reads) {
-          add_run(scales[r].x, values[r], error);
+          held[r].get(false, value);
+          add_run(scales[r].x, value, error);
         }
       }
       add_run(-1.0f, target, error);
 #pragma unroll
       for (int r = 0; r < kReads; ++r) {
         if ((live >> r & 1) != 0) {
-          add_run(scales[r].y, gradients[r], de);
-          x[r] = dot_run(gradients[r], error, x[r]);
+          gradients[r].get(false, gradient);
+          add_run(scales[r].y, gradient, de);
+          x[r] = dot_run(gradient, error, x[r]);
         }
       }
       add_run(1.0f, de, dread);
@@ -129,7 +135,8 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
 #pragma unroll
     for (int r = 0; r < kReads; ++r) {
       if (r < call.reads) {
-        y[r] = dot_run(dread, values[r], y[r]);
+        held[r].get(false, value);
+        y[r] = dot_run(dread, value, y[r]);
       }
     }
   }
@@ -194,8 +201,8 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
   const T* dy = static_cast<const T*>(back.dy) + back.dy_rows[token.t];
   T* dreads = row_of<T>(call, back.dreads, token.j);
   T* errors = row_of<T>(call, back.errors, token.j);
-  for (int first = 0; first < call.dv; first += kFwpkmGroups * 32 * kRun) {
-    float error[kFwpkmGroups][kRun] = {}, de[kFwpkmGroups][kRun] = {};
+  for (int first = 0; first < call.dv; first += kFwpkmGroups<kRun> * 32 * kRun) {
+    float error[kFwpkmGroups<kRun>][kRun] = {}, de[kFwpkmGroups<kRun>][kRun] = {};
     if (token.writes) {
       add_read_rows<kRun>(call, token.t, first, error);
     }
@@ -204,7 +211,7 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
       const T* gradient = row_gradient<T>(call, back, token, r);
       const float scale = -call.share[read] * token.eta * token.gate * call.weights[read];
       const float* value = value_row(call, call.source[read], call.slots[read]);
-      for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) {
+      for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv, [&](int g, int c) {
         float x[kRun];
         if (gradient != nullptr) {
           load_run(gradient + c, x);
@@ -216,7 +223,7 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
         }
       });
     }
-    for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) {
+    for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv, [&](int g, int c) {
       float x[kRun];
       if (token.writes) {
         load_run(target_of<T>(call, token.t) + c, x);
@@ -266,30 +273,30 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
 }
 
 // kReads 0: any number of reads.
-template <typename T, int kRun, int kReads>
+template <typename Row, typename T, int kRun, int kReads>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     values_kernel(FwpkmCall call, FwpkmSpan span, FwpkmBack back, float step) {
-  for (int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32); j < span.count;
-       j += static_cast<int>(gridDim.x) * kFwpkmWarps) {
-    __syncwarp();  // what is shared is free again
-    const Token token(call, span, j, step);
-    const int lane = threadIdx.x % 32;
-    // Nobody writes towards the first tokens of a chunk.
-    if (back.dv != nullptr && !back.add_v && (!call.write || j % span.length < call.lookahead)) {
-      T* dv = static_cast<T*>(back.dv) + static_cast<int64_t>(token.t) * call.dv;
-      for (int c = lane; c < call.dv; c += 32) {
-        dv[c] = from_float<T>(0);
-      }
+  const int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
+  if (j >= span.count) {
+    return;
+  }
+  const Token token(call, span, j, step);
+  const int lane = threadIdx.x % 32;
+  // Nobody writes towards the first tokens of a chunk.
+  if (back.dv != nullptr && !back.add_v && (!call.write || j % span.length < call.lookahead)) {
+    T* dv = static_cast<T*>(back.dv) + static_cast<int64_t>(token.t) * call.dv;
+    for (int c = lane; c < call.dv; c += 32) {
+      dv[c] = from_float<T>(0);
     }
-    float dgate = 0;
-    if constexpr (kReads > 0) {
-      dgate = through_few<T, kRun, kReads>(call, back, token);
-    } else {
-      dgate = through_any<T, kRun>(call, span, back, token);
-    }
-    if (back.dg != nullptr && lane == 0) {
-      put(back.dg + token.t, dgate, back.add_g);
-    }
+  }
+  float dgate = 0;
+  if constexpr (kReads > 0) {
+    dgate = through_few<Row, T, kRun, kReads>(call, back, token);
+  } else {
+    dgate = through_any<T, kRun>(call, span, back, token);
+  }
+  if (back.dg != nullptr && lane == 0) {
+    put(back.dg + token.t, dgate, back.add_g);
   }
 }
 
@@ -297,11 +304,12 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
                     float step) {
-  constexpr int kFew = 8;
+  constexpr int kFew = kFwpkmFewReads;
   const bool few = call.reads <= kFew && !back.memory && !back.late;
-  with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
+  with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
+    using Row = std::conditional_t<Halved::value, bf16, float>;
     const auto kernel =
-        few ? &values_kernel<T, Run::value, kFew> : &values_kernel<T, Run::value, 0>;
+        few ? &values_kernel<Row, T, Run::value, kFew> : &values_kernel<float, T, Run::value, 0>;
     launch(false, kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
            "fwpkm gradients of tokens' values", call, span, back, step);
   });

@@ -15,7 +15,9 @@ namespace fwpkm {
 
 inline constexpr int kFwpkmThreads = 256;  // of a block
 inline constexpr int kFwpkmWarps = kFwpkmThreads / 32;
-inline constexpr int kFwpkmGroups = 4;  // runs of columns that a lane holds at a time
+// Runs of kRun columns that a lane holds at a time.
+template <int kRun>
+inline constexpr int kFwpkmGroups = kRun == 8 ? 2 : 4;
 
 struct FwpkmCall {
   // As in FwpkmSizes and FwpkmSettings.
@@ -30,7 +32,8 @@ struct FwpkmCall {
   bool wide;    // all rows can be taken four numbers at a time
 
   const void *q, *v;
-  const float *g, *keys, *table, *overlay;  // keys: those of the current chunk
+  const float *g, *keys, *overlay;  // keys: those of the current chunk
+  float* table;                     // only read, unless there are `places`
   const int32_t *given_ids, *given_picks, *directory, *pages;
   int64_t table_stride;
 
@@ -41,6 +44,11 @@ struct FwpkmCall {
   // As in FwpkmSaved; in the workspace where nothing is saved. key_rows and key_starts may be null.
   float *scores, *share, *key_rows;
   int32_t *source, *chain, *key_starts;
+
+  // Of a table in a store (store.h), else null: where the rows of slots were before the call, and
+  // where rows of the log are.
+  const int32_t *places, *free;
+  bool halved;  // rows of values lie in halves
 
   // Slots that have a chain and their chains, by hash, for each owner map_mask + 1 entries. Null
   // where chains are numbered by slot.
@@ -111,8 +119,23 @@ __device__ inline int overlay_source(const FwpkmCall& call, int owner, int slot)
   return row < 0 ? -1 : -2 - row;
 }
 
+// A row of values by its place in a store.
+__device__ inline float* placed_row(const FwpkmCall& call, int place) {
+  const int slots = call.n * call.n;
+  return place < slots ? call.table + static_cast<int64_t>(place) * call.dv
+                       : call.log + static_cast<int64_t>(place - slots) * call.dv;
+}
+// Row `number` of the log.
+__device__ inline float* log_row(const FwpkmCall& call, int number) {
+  return call.places != nullptr ? placed_row(call, call.free[number])
+                                : call.log + static_cast<int64_t>(number) * call.dv;
+}
+
 // A row of values, wherever it lies (FwpkmSaved::source).
 __device__ inline const float* value_row(const FwpkmCall& call, int source, int slot) {
+  if (call.places != nullptr) {
+    return placed_row(call, source >= 0 ? source : -2 - source);
+  }
   return source >= 0    ? call.log + static_cast<int64_t>(source) * call.dv
          : source == -1 ? call.table + slot * call.table_stride
                         : call.overlay + (-2 - static_cast<int64_t>(source)) * call.dv;
@@ -197,7 +220,7 @@ __device__ inline void add_run(float scale, const float (&a)[kRun], float (&to)[
 // are on their way at a time.
 template <int kRun>
 __device__ inline void add_read_rows(const FwpkmCall& call, int t, int first,
-                                     float (&sum)[kFwpkmGroups][kRun]) {
+                                     float (&sum)[kFwpkmGroups<kRun>][kRun]) {
   const int64_t at = static_cast<int64_t>(t) * call.reads;
   const int lane = threadIdx.x % 32;
   for (int begin = 0; begin < call.reads; begin += 32) {
@@ -217,13 +240,14 @@ __device__ inline void add_read_rows(const FwpkmCall& call, int t, int first,
       const float wa = __shfl_sync(kWholeWarp, weight, r);
       const float wb = __shfl_sync(kWholeWarp, weight, min(r + 1, 31));
       const float *a = row_of(r), *b = row_of(min(r + 1, 31));
-      float x[kFwpkmGroups][kRun], y[kFwpkmGroups][kRun];
-      for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) { load_run(a + c, x[g]); });
+      float x[kFwpkmGroups<kRun>][kRun], y[kFwpkmGroups<kRun>][kRun];
+      for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv,
+                                           [&](int g, int c) { load_run(a + c, x[g]); });
       if (two) {
-        for_groups<kRun, kFwpkmGroups>(first, call.dv,
-                                       [&](int g, int c) { load_run(b + c, y[g]); });
+        for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv,
+                                             [&](int g, int c) { load_run(b + c, y[g]); });
       }
-      for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int) {
+      for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv, [&](int g, int) {
         add_run(wa, x[g], sum[g]);
         if (two) {
           add_run(wb, y[g], sum[g]);

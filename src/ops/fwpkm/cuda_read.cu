@@ -1,4 +1,5 @@
 // The rows that tokens read: a warp for each token.
+#include "ops/fwpkm/cuda_halves.cuh"
 #include "ops/fwpkm/cuda_read.cuh"
 
 namespace fwpkm {
@@ -34,6 +35,7 @@ __device__ Term find_term(const FwpkmCall& call, int t, const JointSoftmax& soft
   const int64_t read = static_cast<int64_t>(t) * call.reads + r;
   const int slot = call.slots[read];
   const float weight = softmax(call.weights[read]);
+  const int place = call.places == nullptr ? -1 : call.places[slot];
   int source = -1;
   if (call.write) {
     const int chain = find_chain(call, owner, slot);
@@ -41,7 +43,11 @@ __device__ Term find_term(const FwpkmCall& call, int t, const JointSoftmax& soft
     call.chain[read] = chain;
     call.share[read] = 0;
   }
-  source = source >= 0 ? source : overlay_source(call, owner, slot);
+  if (call.places != nullptr) {
+    source = source >= 0 ? call.free[source] : -2 - place;
+  } else {
+    source = source >= 0 ? source : overlay_source(call, owner, slot);
+  }
   call.weights[read] = weight;
   call.source[read] = source;
   return {weight, value_row(call, source, slot)};
@@ -95,26 +101,30 @@ __device__ void push_by_error(const FwpkmCall& call, const FwpkmSpan& span, int 
 
 // Adds the rows that the first `some` lanes hold, times their weights, to `sum`; columns from
 // `first` on. kAhead of them are on their way at a time.
-template <int kRun, int kAhead>
+template <typename Row, int kRun, int kAhead>
 __device__ void add_terms(const Term& mine, int some, int first, int width,
-                          float (&sum)[kFwpkmGroups][kRun]) {
+                          float (&sum)[kFwpkmGroups<kRun>][kRun]) {
   for (int begin = 0; begin < some; begin += kAhead) {
-    float x[kAhead][kFwpkmGroups][kRun];
+    RowPart<Row, kRun> x[kAhead][kFwpkmGroups<kRun>] = {};
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       if (begin + u < some) {
         const auto row = reinterpret_cast<const float*>(
             __shfl_sync(kWholeWarp, reinterpret_cast<uintptr_t>(mine.row), begin + u));
-        for_groups<kRun, kFwpkmGroups>(
-            first, width, [&](int g, int c) { load_run(global_pointer(row) + c, x[u][g]); });
+        for_groups<kRun, kFwpkmGroups<kRun>>(first, width, [&](int g, int c) {
+          x[u][g].load(global_pointer(row), false, c, width);
+        });
       }
     }
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       if (begin + u < some) {
         const float weight = __shfl_sync(kWholeWarp, mine.weight, begin + u);
-        for_groups<kRun, kFwpkmGroups>(first, width,
-                                       [&](int g, int) { add_run(weight, x[u][g], sum[g]); });
+        for_groups<kRun, kFwpkmGroups<kRun>>(first, width, [&](int g, int) {
+          float row[kRun];
+          x[u][g].get(false, row);
+          add_run(weight, row, sum[g]);
+        });
       }
     }
   }
@@ -123,21 +133,22 @@ __device__ void add_terms(const Term& mine, int some, int first, int width,
 // What token t reads, to `y` if given; less what it is to find, to `error` if given. -> the sum of
 // the error's squares. term(r) is called for each read before kept_term may be, by its own lane.
 // Columns are dealt out as lane * kRun + 32 * kRun * i everywhere: what a lane writes, it reads.
-template <typename T, int kRun, typename TermOf>
+template <typename Row, typename T, int kRun, typename TermOf>
 __device__ float read_rows(const FwpkmCall& call, int t, T* y, T* error, TermOf&& term) {
   float loss = 0;
   const int lane = threadIdx.x % 32;
-  for (int first = 0; first < call.dv; first += kFwpkmGroups * 32 * kRun) {
-    float sum[kFwpkmGroups][kRun] = {};
+  for (int first = 0; first < call.dv; first += kFwpkmGroups<kRun> * 32 * kRun) {
+    float sum[kFwpkmGroups<kRun>][kRun] = {};
     for (int begin = 0; begin < call.reads; begin += 32) {
       const int r = begin + lane;
       Term mine;
       if (r < call.reads) {
         mine = first == 0 ? term(r) : kept_term(call, t, r);
       }
-      add_terms<kRun, 2>(mine, min(32, call.reads - begin), first, call.dv, sum);
+      // As many bytes of either type.
+      add_terms<Row, kRun, 8 / sizeof(Row)>(mine, min(32, call.reads - begin), first, call.dv, sum);
     }
-    for_groups<kRun, kFwpkmGroups>(first, call.dv, [&](int g, int c) {
+    for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv, [&](int g, int c) {
       if (y != nullptr) {
         store_wide(y + c, sum[g]);
       }
@@ -169,7 +180,7 @@ __device__ void push_token(const FwpkmCall& call, const FwpkmSpan& span, const F
   }
 }
 
-template <typename T, int kRun>
+template <typename Row, typename T, int kRun>
 __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
                            float step, int j) {
   const int lane = threadIdx.x % 32, t = span.token(j);
@@ -179,7 +190,7 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
   const JointSoftmax softmax(call.weights + at, call.reads);
   float squares = 0;
   T* error = writes ? row_of<T>(call, found.errors, j) : nullptr;
-  const float loss = read_rows<T, kRun>(
+  const float loss = read_rows<Row, T, kRun>(
       call, t, static_cast<T*>(call.y) + static_cast<int64_t>(t) * call.dv, error, [&](int r) {
         const Term found_here = find_term(call, t, softmax, r);
         squares = fmaf(found_here.weight, found_here.weight, squares);
@@ -199,12 +210,13 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
   }
 }
 
-template <typename T, int kRun>
+// Row: what rows of values are read as; bf16 if they lie in halves, of which the upper are such.
+template <typename Row, typename T, int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     read_kernel(FwpkmCall call, FwpkmSpan span, FwpkmFound found, float step) {
   const int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
   if (j < span.count) {
-    read_token<T, kRun>(call, span, found, step, j);
+    read_token<Row, T, kRun>(call, span, found, step, j);
   }
 }
 
@@ -218,8 +230,8 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   T* error = span.writes(j) ? row_of<T>(call, found.errors, j) : nullptr;
   if (error != nullptr) {
     const int t = span.token(j);
-    read_rows<T, kRun>(call, t, static_cast<T*>(nullptr), error,
-                       [&](int r) { return kept_term(call, t, r); });
+    read_rows<float, T, kRun>(call, t, static_cast<T*>(nullptr), error,
+                              [&](int r) { return kept_term(call, t, r); });
   }
   push_token<kRun>(call, span, found, j, error);
 }
@@ -228,8 +240,8 @@ __global__ void __launch_bounds__(kFwpkmThreads)
 
 void read_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
                  float step) {
-  with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    read_kernel<T, Run::value>
+  with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
+    read_kernel<std::conditional_t<Halved::value, bf16, float>, T, Run::value>
         <<<fwpkm_blocks(span.count), kFwpkmThreads, 0, this_stream()>>>(call, span, found, step);
   });
   check_launch("fwpkm reading");

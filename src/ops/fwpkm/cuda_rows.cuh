@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/fwpkm/cuda_group.cuh"
+#include "ops/fwpkm/cuda_halves.cuh"
 
 namespace fwpkm {
 
@@ -112,61 +113,26 @@ struct RowTerm {
   const void* row;
   To* to;  // where the sum goes that this is the last row of, else null
   float scale;
-  bool wide;  // a row of floats among others
+  bool value;  // a row of values among others
 };
 
-// A run of numbers of type T, or of floats, as they are in memory: nobody waits for it before use.
-template <typename T, int kRun>
-struct RowPart {
-  uint32_t words[kRun];
-
-  __device__ void load(const void* row, bool wide, int c) {
-    if (sizeof(T) == 4 || wide) {
-      load_words<kRun>(static_cast<const float*>(row) + c);
-    } else if constexpr (kRun == 1) {
-      words[0] = *reinterpret_cast<const uint16_t*>(static_cast<const T*>(row) + c);
-    } else {
-      load_words<kRun / 2>(static_cast<const T*>(row) + c);
-    }
-  }
-  __device__ void get(bool wide, float (&to)[kRun]) const {
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      const uint32_t narrow = words[i / 2] << (i % 2 == 0 ? 16 : 0) & 0xffff0000u;
-      to[i] = __uint_as_float(sizeof(T) == 4 || wide ? words[i] : narrow);
-    }
-  }
-
- private:
-  template <int kWords>
-  __device__ void load_words(const void* from) {
-    if constexpr (kWords == 4) {
-      const auto held = *static_cast<const uint4*>(from);
-      words[0] = held.x, words[1] = held.y, words[2] = held.z, words[3] = held.w;
-    } else if constexpr (kWords == 2) {
-      const auto held = *static_cast<const uint2*>(from);
-      words[0] = held.x, words[1] = held.y;
-    } else {
-      words[0] = *static_cast<const uint32_t*>(from);
-    }
-  }
-};
-
-// Adds up rows of `width` numbers of type T, some of floats if kMixed: scale * row; each sum begins
-// after the last term of the one before. The next rows are on their way meanwhile, of whichever
-// sum. The work of a warp; terms are in shared memory.
-template <typename T, int kRun, bool kMixed, typename To>
+// Adds up rows of `width` numbers of type T, some of values: scale * row; each sum begins after the
+// last term of the one before, and is a row of values where kValues says how those lie. The next
+// rows are on their way meanwhile, of whichever sum. The work of a warp; terms are in shared
+// memory.
+template <typename T, int kRun, ValueRows kValues, typename To>
 __device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width) {
-  constexpr int kAhead = 2;
-  for (int first = 0; first < width; first += kFwpkmGroups * 32 * kRun) {
-    float sum[kFwpkmGroups][kRun] = {};
-    RowPart<T, kRun> x[kAhead][kFwpkmGroups] = {};
-    const auto fetch = [&](int i, RowPart<T, kRun>(&to)[kFwpkmGroups]) {
+  constexpr int kAhead = kValues == ValueRows::kHalves ? 4 : 2;
+  for (int first = 0; first < width; first += kFwpkmGroups<kRun> * 32 * kRun) {
+    float sum[kFwpkmGroups<kRun>][kRun] = {};
+    using Part = RowPart<T, kRun, kValues>;
+    Part x[kAhead][kFwpkmGroups<kRun>] = {};
+    const auto fetch = [&](int i, Part(&to)[kFwpkmGroups<kRun>]) {
       if (i < count) {
         const void* row = global_pointer(terms[i].row);
-        const bool wide = kMixed && terms[i].wide;
-        for_groups<kRun, kFwpkmGroups>(first, width,
-                                       [&](int g, int c) { to[g].load(row, wide, c); });
+        const bool value = kValues != ValueRows::kAsOthers && terms[i].value;
+        for_groups<kRun, kFwpkmGroups<kRun>>(
+            first, width, [&](int g, int c) { to[g].load(row, value, c, width); });
       }
     };
 #pragma unroll
@@ -181,19 +147,20 @@ __device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width)
         }
         const float scale = terms[begin + u].scale;
         To* to = terms[begin + u].to;
-        const bool wide = kMixed && terms[begin + u].wide;
+        const bool value = kValues != ValueRows::kAsOthers && terms[begin + u].value;
 #pragma unroll
-        for (int g = 0; g < kFwpkmGroups; ++g) {
+        for (int g = 0; g < kFwpkmGroups<kRun>; ++g) {
           float row[kRun];
-          x[u][g].get(wide, row);
+          x[u][g].get(value, row);
           add_run(scale, row, sum[g]);
         }
         fetch(begin + u + kAhead, x[u]);
         if (to != nullptr) {
-          for_groups<kRun, kFwpkmGroups>(
-              first, width, [&](int g, int c) { store_wide(global_pointer(to) + c, sum[g]); });
+          for_groups<kRun, kFwpkmGroups<kRun>>(first, width, [&](int g, int c) {
+            store_part<kValues>(global_pointer(to), c, width, sum[g]);
+          });
 #pragma unroll
-          for (int g = 0; g < kFwpkmGroups; ++g) {
+          for (int g = 0; g < kFwpkmGroups<kRun>; ++g) {
 #pragma unroll
             for (int i = 0; i < kRun; ++i) {
               sum[g][i] = 0;
@@ -206,9 +173,10 @@ __device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width)
 }
 
 // to = from (nothing if null) + the sum of scale * row over any number of rows of type T: term(i,
-// &scale) is row i, never null. The work of a block; `to` may be `from`. The rows of a stretch are
-// split between as many threads as a column leaves idle.
-template <typename T, int kRun, typename To, typename TermOf>
+// &scale) is row i, never null. The work of a block; `to` may be `from`; both are rows of values
+// where kValues says how those lie. The rows of a stretch are split between as many threads as a
+// column leaves idle.
+template <typename T, int kRun, ValueRows kValues, typename To, typename TermOf>
 __device__ void sum_many(const To* from, To* to, int width, int count, TermOf&& term) {
   __shared__ float scales[kFwpkmThreads];
   __shared__ const T* rows[kFwpkmThreads];
@@ -242,12 +210,14 @@ __device__ void sum_many(const To* from, To* to, int width, int count, TermOf&& 
     if (here && part == 0) {
       float all[kRun] = {};
       if (from != nullptr) {
-        load_run(global_pointer(from) + c, all);
+        RowPart<To, kRun, kValues> part;
+        part.load(global_pointer(from), true, c, width);
+        part.get(true, all);
       }
       for (int i = 0; i < sharing; ++i) {
         add_run(1.0f, parts[i * columns + thread], all);
       }
-      store_wide(global_pointer(to) + c, all);
+      store_part<kValues>(global_pointer(to), c, width, all);
     }
   }
 }

@@ -43,7 +43,7 @@ __device__ void keep_read(const FwpkmCall& call, int64_t read, int chain, bool w
 
 // The slots that begin in a window and end in sight of its warp. `terms`: memory for the rows of
 // all of them.
-template <typename T, int kRun>
+template <typename T, int kRun, ValueRows kValues>
 __device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
                              const SlotWindow& window, RowTerm<float>* terms) {
   const int lane = threadIdx.x % 32, slot = id_of(window.element);
@@ -83,12 +83,10 @@ __device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const
   if (writes) {
     const bool last = (writing & ~below) == 1u << lane;
     terms[begins ? at + 1 : at] = {row_of<T>(call, found.errors, j),
-                                   last ? call.log + static_cast<int64_t>(row) * call.dv : nullptr,
-                                   coefficient * share, false};
+                                   last ? log_row(call, row) : nullptr, coefficient * share, false};
   }
   __syncwarp();
-  sum_terms<T, kRun, sizeof(T) != sizeof(float)>(terms, __popc(all_begins) + __popc(all_writing),
-                                                 call.dv);
+  sum_terms<T, kRun, kValues>(terms, __popc(all_begins) + __popc(all_writing), call.dv);
 }
 
 // A slot that is left to the block.
@@ -114,8 +112,7 @@ __device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const S
     chain = chain < 0 ? first_chain(call, reads.owner, reads.slot, first) : chain;
     if (reads.writing > 0) {
       call.writes[static_cast<int64_t>(chain) * 3 + 2] = row;
-      *rest = {reads.list, from,        call.log + static_cast<int64_t>(row) * call.dv,
-               share,      reads.count, reads.first_writing};
+      *rest = {reads.list, from, log_row(call, row), share, reads.count, reads.first_writing};
     }
   }
   chain = __shfl_sync(kWholeWarp, chain, 0);
@@ -126,7 +123,7 @@ __device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const S
 }
 
 // Each warp has a window of the sorted reads.
-template <typename T, int kRun>
+template <typename T, int kRun, ValueRows kValues>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     write_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found) {
   __shared__ RowTerm<float> terms[kFwpkmWarps][kFwpkmWindow + 32];
@@ -142,14 +139,14 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     if (window.left >= 0) {
       leave_slot(call, span, slot_reads(call, span, groups.reads, window.left), &rests[warp]);
     }
-    write_window<T, kRun>(call, span, found, window, terms[warp]);
+    write_window<T, kRun, kValues>(call, span, found, window, terms[warp]);
   }
   __syncthreads();
   for (const LongWrite& rest : rests) {
     if (rest.count == 0) {
       continue;
     }
-    sum_many<T, kRun>(rest.from, rest.to, call.dv, rest.count, [&](int i, float* scale) {
+    sum_many<T, kRun, kValues>(rest.from, rest.to, call.dv, rest.count, [&](int i, float* scale) {
       // Those that write nothing have no error; another's, times 0, stands in.
       const int place = place_of(rest.list[i]);
       const bool writes = span.writes(place / call.reads);
@@ -163,9 +160,10 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                   const FwpkmFound& found) {
-  with_real_and_run(call, [&]<typename T, typename Run>(T*, Run) {
-    launch(false, &write_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
-           "fwpkm writing values", call, span, groups, found);
+  with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
+    constexpr auto kValues = Halved::value ? ValueRows::kHalves : ValueRows::kFloats;
+    launch(false, &write_kernel<T, Run::value, kValues>, window_blocks(call, span), kFwpkmThreads,
+           0, "fwpkm writing values", call, span, groups, found);
   });
 }
 

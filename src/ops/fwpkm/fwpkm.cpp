@@ -1,6 +1,7 @@
 #include "ops/fwpkm/fwpkm.h"
 
 #include "ops/fwpkm/reference.h"
+#include "ops/fwpkm/store.h"
 
 namespace fwpkm {
 
@@ -71,6 +72,22 @@ void require_shapes(const Tensor& q, const Tensor& v, const Tensor& g, const Ten
   require(!g || g.view().contiguous(), name, "g must be contiguous");
 }
 
+void require_stored(Device device, const FwpkmRows& stored, const OverlayViews& overlay,
+                    const FwpkmSizes& s) {
+  const char* name = kFwpkm.name;
+  require(!stored.halved || FwpkmStore::can_halve(s.set, s.dv, device), name,
+          "rows of {} numbers cannot lie in halves here", s.dv);
+  if (!stored.log) {
+    return;
+  }
+  require(device.kind == DeviceKind::kCuda && s.set.shared && s.set.write && !s.set.late_values &&
+              !overlay,
+          name, "only a shared memory on a GPU, without an overlay, can be in a store");
+  require(stored.log.dim(0) >= s.log_cap && stored.log.dim(1) == s.dv &&
+              stored.free.dim(0) >= s.log_cap && stored.places.dim(0) == s.n * s.n,
+          name, "the store has room for {} new rows, not {}", stored.log.dim(0), s.log_cap);
+}
+
 }  // namespace
 
 int64_t FwpkmSizes::group_bytes() const {
@@ -85,8 +102,11 @@ int64_t FwpkmSizes::group_bytes() const {
 }
 
 FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tensor& g,
-                         const Tensor& keys, const Tensor& values, const FwpkmSettings& settings,
-                         const OverlayViews& overlay, const FwpkmSelection& selection) {
+                         const Tensor& keys, const Tensor& values, const FwpkmSettings& given,
+                         const OverlayViews& overlay, const FwpkmSelection& selection,
+                         const FwpkmRows& stored) {
+  FwpkmSettings settings = given;
+  settings.halved = stored.halved;
   require_shapes(q, v, g, keys, values, settings);
   const FwpkmSizes s(settings, q.shape(), keys.shape(), values.shape());
   require(s.batch * s.time * s.reads * 2 <= INT32_MAX &&
@@ -97,6 +117,7 @@ FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tenso
                        overlay.pages.dim(1) == s.n && overlay.rows.dim(1) == s.dv),
           kFwpkm.name, "the overlay is for {} owners, not {}",
           overlay ? overlay.directory.dim(0) : 0, s.owners);
+  require_stored(run.device(), stored, overlay, s);
 
   FwpkmResult r;
   const Shape per_read = {s.batch, s.time, s.reads};
@@ -110,7 +131,9 @@ FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tenso
   r.selection.picks = run.make("fwpkm.picks", {s.batch, s.time, s.heads, s.k}, DType::kI32);
   if (settings.write) {
     r.keys = run.make("fwpkm.keys", keys.shape(), run.wide());
-    r.rows = run.make("fwpkm.rows", {std::max<int64_t>(1, s.owners * s.log_cap), s.dv}, run.wide());
+    r.rows = stored.log ? stored.log
+                        : run.make("fwpkm.rows", {std::max<int64_t>(1, s.owners * s.log_cap), s.dv},
+                                   run.wide());
     r.writes = run.make("fwpkm.writes", {s.owners * s.chain_cap, 3}, DType::kI32);
     r.counts = run.make("fwpkm.counts", {s.owners}, DType::kI32);
   }
@@ -137,7 +160,7 @@ FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tenso
                              r.rows,       r.writes,        r.counts};
   run.call(kFwpkm,
            {q, v, g, keys, values, selection.ids, selection.picks, overlay.directory, overlay.pages,
-            overlay.rows},
+            overlay.rows, stored.places, stored.free},
            out, saved, settings);
   for (size_t i = 1; i < out.size(); ++i) {
     if (out[i]) {

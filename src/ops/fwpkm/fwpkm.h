@@ -32,6 +32,16 @@ struct FwpkmSettings {
   // released code does: it writes them over the first ones while autograd still needs those. Not
   // the gradient of anything; for comparing with numbers made by that code.
   bool late_values = false;
+  bool halved = false;  // FwpkmRows::halved, which sets it
+};
+
+// How the rows of a table lie that is in a store (store.h); as they are by themselves if nothing is
+// given.
+struct FwpkmRows {
+  bool halved = false;  // in halves: those of the table, and those that are written
+  // Of shared memory: where new rows go, [rows, dv]; where the rows of slots are, [slots] int32;
+  // where those of the log are, [rows] int32. Places are rows of the table, then of the log.
+  Tensor log, places, free;
 };
 
 // A selection to be taken instead of searching for the best: for comparing runs whose rounding
@@ -61,7 +71,8 @@ struct FwpkmResult {
 // row stride of 0, one row that all slots start from. Gradients flow from the output to q, v and g.
 FwpkmResult fwpkm_memory(Run& run, const Tensor& q, const Tensor& v, const Tensor& g,
                          const Tensor& keys, const Tensor& values, const FwpkmSettings& settings,
-                         const OverlayViews& overlay = {}, const FwpkmSelection& selection = {});
+                         const OverlayViews& overlay = {}, const FwpkmSelection& selection = {},
+                         const FwpkmRows& stored = {});
 
 extern const Op kFwpkm;
 std::vector<struct Case> fwpkm_cases();
@@ -74,7 +85,7 @@ size_t fwpkm_workspace_cuda(const OpArgs& args, bool backward);
 
 // Places of tensors in a call.
 struct FwpkmIn {
-  enum : int { q, v, g, keys, values, ids, picks, directory, pages, rows, count };
+  enum : int { q, v, g, keys, values, ids, picks, directory, pages, rows, places, free, count };
 };
 struct FwpkmOut {
   enum : int {
@@ -93,7 +104,8 @@ struct FwpkmOut {
   };
 };
 // scores: of the selected sub-keys. share: 1/N of each read's slot, 0 where it is not written.
-// source: the row that was read: in `rows` if >= 0, the table's if -1, else overlay row -2-source.
+// source: the row that was read: in `rows` if >= 0, the table's if -1, else overlay row -2-source;
+// with `places`: the place of a row that the call wrote, or -2-place.
 // chain: the entry of `writes`. key_rows: sub-keys as they were before each chunk that moved them;
 // key_starts: where each chunk's begin there. groups: FwpkmSizes::group_bytes.
 struct FwpkmSaved {
@@ -152,6 +164,9 @@ struct FwpkmSizes {
     return batch * (end(c) - begin(c)) * (set.official ? heads : 1);
   }
 };
+
+// Reads of a token that a GPU goes through at once; rows in halves want no more of them.
+inline constexpr int kFwpkmFewReads = 8;
 
 inline constexpr double kIdwEps = 1e-3;       // in -log(eps + distance^2)
 inline constexpr double kMarginalEps = 1e-8;  // in p log(p + eps)

@@ -1,0 +1,124 @@
+// Rows as kernels take them: of floats, of bf16 numbers, or of floats in halves (store.h).
+#pragma once
+
+#include "ops/fwpkm/cuda_call.cuh"
+
+namespace fwpkm {
+
+// The two halves of a float: the bf16 number nearest to it (between two, the one further from zero)
+// and its lower 16 bits. What is not a number becomes one that stays so when it is rounded.
+struct Halves {
+  static constexpr uint32_t kRound = 0x8000;
+  uint32_t upper, lower;
+
+  __device__ explicit Halves(float x) {
+    const uint32_t bits = isnan(x) ? 0x7fc00000u : __float_as_uint(x);
+    upper = (bits + kRound) >> 16;
+    lower = bits & 0xffffu;
+  }
+  // Who was rounded up has a lower half that, with a sign, is below zero.
+  static __device__ float join(uint32_t upper, uint32_t lower) {
+    return __uint_as_float((upper << 16) + static_cast<uint32_t>(static_cast<int16_t>(lower)));
+  }
+};
+
+// How the rows of values lie among rows of type T.
+enum class ValueRows { kAsOthers, kFloats, kHalves };
+
+// A run of numbers of type T, or of a row of values, as they are in memory: nobody waits for it
+// before use.
+template <typename T, int kRun, ValueRows kValues = ValueRows::kAsOthers>
+struct RowPart {
+  uint32_t words[kRun];
+
+  // `value`: of a row of values, which has `width` numbers.
+  __device__ void load(const void* row, bool value, int c, int width) {
+    if (kValues == ValueRows::kHalves && value) {
+      load_words<kRun / 2>(static_cast<const uint16_t*>(row) + c, 0);
+      load_words<kRun / 2>(static_cast<const uint16_t*>(row) + width + c, kRun / 2);
+    } else if (sizeof(T) == 4 || (kValues == ValueRows::kFloats && value)) {
+      load_words<kRun>(static_cast<const float*>(row) + c, 0);
+    } else if constexpr (kRun == 1) {
+      words[0] = *reinterpret_cast<const uint16_t*>(static_cast<const T*>(row) + c);
+    } else {
+      load_words<kRun / 2>(static_cast<const T*>(row) + c, 0);
+    }
+  }
+  __device__ void get(bool value, float (&to)[kRun]) const {
+    if (kValues == ValueRows::kHalves && value) {
+      join(to);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const uint32_t narrow = words[i / 2] << (i % 2 == 0 ? 16 : 0) & 0xffff0000u;
+      const bool floats = sizeof(T) == 4 || (kValues == ValueRows::kFloats && value);
+      to[i] = __uint_as_float(floats ? words[i] : narrow);
+    }
+  }
+
+ private:
+  __device__ void join(float (&to)[kRun]) const {
+#pragma unroll
+    for (int i = 0; i + 1 < kRun; i += 2) {
+      const uint32_t upper = words[i / 2], lower = words[(kRun + i) / 2];
+      to[i] = Halves::join(upper & 0xffffu, lower & 0xffffu);
+      to[i + 1] = Halves::join(upper >> 16, lower >> 16);
+    }
+  }
+  template <int kWords>
+  __device__ void load_words(const void* from, int at) {
+    if constexpr (kWords == 4) {
+      const auto held = *static_cast<const uint4*>(from);
+      words[at] = held.x, words[at + 1] = held.y, words[at + 2] = held.z, words[at + 3] = held.w;
+    } else if constexpr (kWords == 2) {
+      const auto held = *static_cast<const uint2*>(from);
+      words[at] = held.x, words[at + 1] = held.y;
+    } else if constexpr (kWords == 1) {
+      words[at] = *static_cast<const uint32_t*>(from);
+    }
+  }
+};
+
+// Stores columns from c on of a row of `width` numbers.
+template <ValueRows kValues, typename To, int kRun>
+__device__ inline void store_part(To* row, int c, int width, const float (&x)[kRun]) {
+  if constexpr (kValues == ValueRows::kHalves) {
+    static_assert(kRun == 8);
+    // Not a number if one of them is none.
+    const float sum = (x[0] + x[1] + (x[2] + x[3])) + (x[4] + x[5] + (x[6] + x[7]));
+    uint32_t upper[kRun / 2], lower[kRun / 2];
+#pragma unroll
+    for (int i = 0; i < kRun; i += 2) {
+      const uint32_t a = __float_as_uint(x[i]), b = __float_as_uint(x[i + 1]);
+      upper[i / 2] = __byte_perm(a + Halves::kRound, b + Halves::kRound, 0x7632);
+      lower[i / 2] = __byte_perm(a, b, 0x5410);
+    }
+    if (isnan(sum)) {
+#pragma unroll
+      for (int i = 0; i < kRun; i += 2) {
+        const Halves a(x[i]), b(x[i + 1]);
+        upper[i / 2] = a.upper | b.upper << 16;
+        lower[i / 2] = a.lower | b.lower << 16;
+      }
+    }
+    auto* halves = reinterpret_cast<uint16_t*>(row);
+    *reinterpret_cast<uint4*>(halves + c) = {upper[0], upper[1], upper[2], upper[3]};
+    *reinterpret_cast<uint4*>(halves + width + c) = {lower[0], lower[1], lower[2], lower[3]};
+  } else {
+    store_wide(row + c, x);
+  }
+}
+
+// Calls fn with the type of q and v, the number of columns to take at a time, and whether rows of
+// values lie in halves.
+template <typename Fn>
+void with_value_rows(const FwpkmCall& call, Fn&& fn) {
+  if (call.halved) {
+    fn(static_cast<bf16*>(nullptr), std::integral_constant<int, 8>(), std::true_type());
+    return;
+  }
+  with_real_and_run(call, [&](auto* real, auto run) { fn(real, run, std::false_type()); });
+}
+
+}  // namespace fwpkm
