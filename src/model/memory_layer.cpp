@@ -2,8 +2,7 @@
 #include "model/layer.h"
 #include "ops/blend_norm/blend_norm.h"
 #include "ops/linear/linear.h"
-#include "ops/memory_norm/memory_norm.h"
-#include "ops/z_score/z_score.h"
+#include "ops/memory_qv/memory_qv.h"
 
 namespace fwpkm {
 namespace {
@@ -302,13 +301,11 @@ void Model::trace_memory(Run& run, int index, const Tensor& g, const Tensor& los
 Tensor Model::memory(Run& run, const Layer& layer, const Tensor& h, int index,
                      const ForwardOptions& options) const {
   const Layer::Memory& w = layer.memory;
-  const auto [for_q, for_v, g] =
-      memory_norm(run, h, w.q_norm, w.v_norm, {w.gate_norm, w.gate, w.gate_bias}, config_.norm_eps);
-  const Tensor q = linear(run, for_q, w.q, w.q_bias);
-  Tensor v = linear(run, for_v, w.v, w.v_bias);
-  if (config_.has_fwpkm(index) ? config_.fwpkm.value_norm : config_.fwmlp.value_norm) {
-    v = z_score(run, v);
-  }
+  const bool value_norm =
+      config_.has_fwpkm(index) ? config_.fwpkm.value_norm : config_.fwmlp.value_norm;
+  const auto [q, v, g] =
+      memory_qv(run, h, {w.q_norm, w.q, w.q_bias}, {w.v_norm, w.v, w.v_bias},
+                {w.gate_norm, w.gate, w.gate_bias}, value_norm, config_.norm_eps);
   const Tensor read = !options.states.empty()
                           ? stream_memory(run, layer, index, q, v, g, options)
                           : sequence_memory(run, layer, index, q, v, g, options);

@@ -16,6 +16,7 @@
 #include "ops/lm_loss/lm_loss.h"
 #include "ops/low_rank/low_rank.h"
 #include "ops/memory_norm/memory_norm.h"
+#include "ops/memory_qv/memory_qv.h"
 #include "ops/norm_gate/norm_gate.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/pkm_read/pkm_read.h"
@@ -60,6 +61,7 @@ std::span<const OpInfo> all_ops() {
       {&kFwpkm, &fwpkm_cases, "g keys values"},
       {&kZScore, &z_score_cases},
       {&kMemoryNorm, &memory_norm_cases, "w_q w_v w_g", "gate b"},
+      {&kMemoryQv, &memory_qv_cases, "w_q w_v w_g", "gate b q b_q v b_v"},
       {&kBlendNorm, &blend_norm_cases, "g w"},
       {&kFastMlp, &fast_mlp_cases, "w_up b_up w_gate b_gate w_down b_down"},
       {&kRope, &rope_cases, "cos sin"},

@@ -60,6 +60,19 @@ void find_gate(const OpArgs& args, const Parts& parts) {
   check_launch("memory_norm gate");
 }
 
+// A run of a norm's weights; a norm without weights has zeros.
+template <int kCount>
+__device__ void load_weights(const float* w, uint32_t at, float (&weight)[kCount]) {
+  if (w != nullptr) {
+    load_run(w + at, weight);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    weight[i] = 0;
+  }
+}
+
 __device__ float sigmoid(float x) {
   return 1 / (1 + expf(-x));
 }
@@ -104,7 +117,7 @@ __global__ void __launch_bounds__(kRowThreads)
       float value[kCount], weight[kCount], y[kCount];
       values.get(j, at, value);
       const auto store = [&](const float* w, T* out) {
-        load_run(w + at, weight);
+        load_weights(w, at, weight);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
           y[i] = static_cast<float>(value[i] * r * (1 + Wide<T>(weight[i])));
@@ -112,7 +125,9 @@ __global__ void __launch_bounds__(kRowThreads)
         store_run(out + to + at, y);
       };
       store(w_q, q);
-      store(w_v, v);
+      if (v != nullptr) {
+        store(w_v, v);
+      }
     });
     if (plan.lane() == 0) {
       if (saved != nullptr) {
@@ -146,6 +161,10 @@ struct OutGrads {
   }
 };
 
+// How a kernel of teams takes rows.
+template <int kRows, bool kPlain>
+struct Teams {};
+
 // Where backward leaves its sums over rows: of queries' norm, values' norm and the gate, null where
 // nobody wants them, and of dl.
 struct Sums {
@@ -153,8 +172,9 @@ struct Sums {
 };
 
 // Three weights and three sums for each feature are twice as much as what a row brings along: they
-// stay in registers. Several rows at once, so that a team waits for all of them together.
-template <typename T, int kRows>
+// stay in registers. Several rows at once, so that a team waits for all of them together. kPlain:
+// there is one output without weights, and what rows bring along is unpacked twice instead of kept.
+template <typename T, int kRows, bool kPlain>
 __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
     team_backward_kernel(TeamPlan plan, const T* x, FastRows x_rows, const float* w_q,
                          const float* w_v, OutGrads<T> grads, const float* saved, T* dx,
@@ -163,24 +183,20 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
   using Run = HeldRun<T, kRun>;
   const uint32_t at = plan.at();
   float q_gain[kRun] = {}, v_gain[kRun] = {}, g_gain[kRun] = {};
-  if (plan.has_run()) {
-    load_run(w_q + at, q_gain);
-    load_run(w_v + at, v_gain);
-    if (grads.dg != nullptr) {
-      load_run(grads.scaled + at, g_gain);
-    }
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      q_gain[i] += 1;
-      v_gain[i] += 1;
-    }
+  if (plan.has_run() && grads.dg != nullptr) {
+    load_run(grads.scaled + at, g_gain);
+  }
+  if constexpr (!kPlain) {
+    load_gain(plan, w_q, 1, q_gain);
+    load_gain(plan, w_v, 1, v_gain);
   }
   float q_sums[kRun] = {}, v_sums[kRun] = {}, g_sums[kRun] = {}, bias_sum = 0;
   uint32_t turn = 0;
   for_team_rows<kRows>(plan, [&](uint32_t first) {
     // What is not there is 0. Nothing is looked at before all of it is on its way.
     Run values[kRows] = {}, dq[kRows] = {}, dv[kRows] = {}, old[kRows] = {};
-    float r[kRows] = {}, dg[kRows] = {}, logits[kRows] = {}, mean[kRows] = {}, full[kRows][kRun];
+    float r[kRows] = {}, dg[kRows] = {}, logits[kRows] = {}, mean[kRows] = {}, dl[kRows];
+    float full[kPlain ? 1 : kRows][kRun];
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const uint32_t row = first + k;
@@ -189,7 +205,7 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
         if (grads.dq != nullptr) {
           dq[k].load(grads.dq + grads.dq_rows[row] + at);
         }
-        if (grads.dv != nullptr) {
+        if (!kPlain && grads.dv != nullptr) {
           dv[k].load(grads.dv + grads.dv_rows[row] + at);
         }
         if (accumulate) {
@@ -205,20 +221,24 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       float value[kRun], d[kRun], other[kRun];
-      const float dl = grads.times_slope(dg[k], logits[k]);
+      dl[k] = grads.times_slope(dg[k], logits[k]);
       values[k].get(value);
       dq[k].get(d);
       dv[k].get(other);
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
-        full[k][i] = d[i] * q_gain[i] + other[i] * v_gain[i] + dl * g_gain[i];
         value[i] *= r[k];
-        mean[k] += full[k][i] * value[i];
-        q_sums[i] += d[i] * value[i];
-        v_sums[i] += other[i] * value[i];
-        g_sums[i] += dl * value[i];
+        if constexpr (kPlain) {
+          mean[k] += (d[i] + dl[k] * g_gain[i]) * value[i];
+        } else {
+          full[k][i] = d[i] * q_gain[i] + other[i] * v_gain[i] + dl[k] * g_gain[i];
+          mean[k] += full[k][i] * value[i];
+          q_sums[i] += d[i] * value[i];
+          v_sums[i] += other[i] * value[i];
+        }
+        g_sums[i] += dl[k] * value[i];
       }
-      bias_sum += dl;
+      bias_sum += dl[k];
     }
     team_sums(plan, turn++, mean);
 #pragma unroll
@@ -227,12 +247,14 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
       if (first + k >= plan.rows || !plan.has_run() || dx == nullptr) {
         continue;
       }
-      float value[kRun], d[kRun];
+      float value[kRun], d[kRun], whole[kRun];
       values[k].get(value);
       old[k].get(d);
+      dq[k].get(whole);
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
-        d[i] += through_norm(full[k][i], value[i] * r[k], mean[k], r[k]);
+        whole[i] = kPlain ? whole[i] + dl[k] * g_gain[i] : full[kPlain ? 0 : k][i];
+        d[i] += through_norm(whole[i], value[i] * r[k], mean[k], r[k]);
       }
       store_run(dx + dx_rows[first + k] + at, d);
     }
@@ -240,8 +262,10 @@ __global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
   if (plan.run() == 0) {
     sums.biases[blockIdx.x * plan.teams + plan.team()] = bias_sum;
   }
-  put_team_columns(plan, q_sums, sums.q);
-  put_team_columns(plan, v_sums, sums.v);
+  if constexpr (!kPlain) {
+    put_team_columns(plan, q_sums, sums.q);
+    put_team_columns(plan, v_sums, sums.v);
+  }
   put_team_columns(plan, g_sums, sums.g);
 }
 
@@ -271,13 +295,13 @@ __global__ void __launch_bounds__(kRowThreads)
     const auto full = [&](uint32_t at, float(&sum)[kCount]) {
       float d[kCount], weight[kCount];
       load(grads.dq, grads.dq_rows, at, d);
-      load_run(w_q + at, weight);
+      load_weights(w_q, at, weight);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         sum[i] = d[i] * (1 + weight[i]);
       }
       load(grads.dv, grads.dv_rows, at, d);
-      load_run(w_v + at, weight);
+      load_weights(w_v, at, weight);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         sum[i] += d[i] * (1 + weight[i]);
@@ -475,13 +499,21 @@ void backward(const OpArgs& args) {
     }
   };
   const bool in_runs = in_runs_of(8, {x, args.in[In::q_norm], args.in[In::v_norm], dq, dv, dx});
-  if (in_runs && TeamPlan::fits(width)) {
-    constexpr int kRows = sizeof(T) == 2 ? 3 : 1;
+  const auto launch_teams = [&]<int kRows, bool kPlain>(Teams<kRows, kPlain>) {
     const TeamPlan plan(x.rows(), width);
     const ColumnParts counted = plan.parts<kRows>();
-    launch(&team_backward_kernel<T, kRows>, plan, counted.blocks, plan.block_threads());
+    launch(&team_backward_kernel<T, kRows, kPlain>, plan, counted.blocks, plan.block_threads());
     add_sums(args, parts, sums, counted, counted.blocks * plan.teams);
+  };
+  if (in_runs && TeamPlan::fits(width) && args.in[In::q_norm]) {
+    launch_teams(Teams < sizeof(T) == 2 ? 3 : 1, false > ());
     return;
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (in_runs && TeamPlan::fits(width)) {
+      launch_teams(Teams<4, true>());
+      return;
+    }
   }
   with_runs<0>(width, in_runs, [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {
     const RowPlan plan(x.rows(), width / kCount);

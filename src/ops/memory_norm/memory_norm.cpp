@@ -15,6 +15,18 @@ const Op kMemoryNorm = {
                                &memory_norm_workspace_cuda),
 };
 
+Tensor MemoryGate::make(Run& run, const Tensor& x) const {
+  const int64_t width = x.dim(-1);
+  require(norm && norm.shape() == Shape({width}) && weight.view().rank() == 2 &&
+              weight.dim(0) >= 1 && weight.dim(1) == width && bias &&
+              bias.shape() == Shape({weight.dim(0)}),
+          kMemoryNorm.name, "a gate needs a norm [{0}], weights [R, {0}] and R biases", width);
+  const Shape& shape = x.shape();
+  return run.make("memory_norm.g",
+                  Shape(std::span(shape.dims).first(static_cast<size_t>(shape.rank - 1))),
+                  run.wide());
+}
+
 MemoryNorm memory_norm(Run& run, const Tensor& x, const Tensor& q_norm, const Tensor& v_norm,
                        const MemoryGate& gate, double eps) {
   const View& view = x.view();
@@ -26,14 +38,7 @@ MemoryNorm memory_norm(Run& run, const Tensor& x, const Tensor& q_norm, const Te
   MemoryNorm r;
   Tensor logits;
   if (gate.weight) {
-    require(gate.norm && gate.norm.shape() == weight && gate.weight.view().rank() == 2 &&
-                gate.weight.dim(0) >= 1 && gate.weight.dim(1) == x.dim(-1) && gate.bias &&
-                gate.bias.shape() == Shape({gate.weight.dim(0)}),
-            kMemoryNorm.name, "a gate needs a norm {}, weights [R, {}] and R biases", weight.str(),
-            x.dim(-1));
-    r.g = run.make("memory_norm.g",
-                   Shape(std::span(view.shape.dims).first(static_cast<size_t>(view.rank() - 1))),
-                   run.wide());
+    r.g = gate.make(run, x);
     logits = run.make_saved("memory_norm.logits", {x.rows()});
   }
   r.q = run.make("memory_norm.q", x.shape());

@@ -14,6 +14,9 @@ struct MemoryGate {
   Tensor norm;    // [D]
   Tensor weight;  // [R, D]
   Tensor bias;    // [R]
+
+  // Memory for the gates of x; throws if these weights do not fit it.
+  Tensor make(Run& run, const Tensor& x) const;
 };
 
 struct MemoryNorm {
@@ -38,7 +41,7 @@ void memory_norm_forward_cuda(const OpArgs& args);
 void memory_norm_backward_cuda(const OpArgs& args);
 size_t memory_norm_workspace_cuda(const OpArgs& args, bool backward);
 
-// Places of tensors in a call.
+// Places of tensors in a call. On a GPU a call may have one output, q, without weights: xhat.
 struct MemoryNormIn {
   enum : int { x, q_norm, v_norm, gate_norm, gate, bias, count };
 };
