@@ -1,11 +1,12 @@
-// What the cases of z_score, memory_norm and blend_norm cannot draw: equal features, rows far from
-// zero, saturated gates, gradients that are dropped after the call, wrong shapes.
+// What the cases of z_score, memory_norm, memory_qv and blend_norm cannot draw: equal features, rows
+// far from zero, saturated gates, gradients that are dropped after the call, wrong shapes.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "ops/blend_norm/blend_norm.h"
 #include "ops/memory_norm/memory_norm.h"
+#include "ops/memory_qv/memory_qv.h"
 #include "ops/z_score/z_score.h"
 #include "tensor/tape.h"
 
@@ -214,6 +215,10 @@ TEST(SlowPath, WrongShapesAreErrors) {
   EXPECT_THROW(blend_norm(run, row, w, {}, w, 1e-5), Error);
   EXPECT_THROW(memory_norm(run, x, row, w, {}, 1e-5), Error);
   EXPECT_THROW(memory_norm(run, x, w, w, gate_of(run, 2, {1}), 1e-5), Error);
+  const Tensor square = run.from_host("w", {3, 3}, Values(9, 1.0));
+  EXPECT_THROW(memory_qv(run, x, {row, square, w}, {w, square, w}, {}, true, 1e-5), Error);
+  EXPECT_THROW(memory_qv(run, x, {w, square, w}, {w, w, w}, {}, true, 1e-5), Error);
+  EXPECT_THROW(memory_qv(run, x, {w, square, w}, {w, square, row}, {}, true, 1e-5), Error);
   View turned = x.view();
   std::swap(turned.shape.dims[1], turned.shape.dims[2]);
   std::swap(turned.strides[1], turned.strides[2]);

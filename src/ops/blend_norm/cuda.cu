@@ -114,12 +114,19 @@ struct InGrads {
   }
 };
 
-template <typename T, int kRows>
-__global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
+// Rows that a team of backward takes at once, and blocks of kRowThreads threads on an SM. A row of
+// bf16 at a time leaves room for more teams, which wait for their sums less than for memory.
+template <typename T>
+inline constexpr int kTeamRows = sizeof(T) == 2 ? 1 : 2;
+template <typename T>
+inline constexpr int kTeamBlocks = sizeof(T) == 2 ? 4 : TeamPlan::kBlocks;
+
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kTeamBlocks<T>)
     team_backward_kernel(TeamPlan plan, Sides<T> sides, const float* w, const T* dy,
                          FastRows dy_rows, const float* saved, InGrads<T> to, float* partial,
                          float width) {
-  constexpr int kRun = TeamPlan::kRun;
+  constexpr int kRun = TeamPlan::kRun, kRows = kTeamRows<T>;
   using Run = HeldRun<T, kRun>;
   const uint32_t at = plan.at();
   float gain[kRun] = {}, sums[kRun] = {};
@@ -280,9 +287,9 @@ void backward(const OpArgs& args) {
   };
   const bool in_runs = in_runs_of(8, {a, b, w, dy, da, db});
   if (in_runs && TeamPlan::fits(width)) {
-    constexpr int kRows = sizeof(T) == 2 ? 3 : 2;
     const TeamPlan plan(a.rows(), width);
-    launch(&team_backward_kernel<T, kRows>, plan, plan.parts<kRows>(), plan.block_threads());
+    launch(&team_backward_kernel<T>, plan, plan.parts<kTeamRows<T>, kTeamBlocks<T>>(),
+           plan.block_threads());
     return;
   }
   with_runs<0>(width, in_runs, [&]<int kCount, int kHeld>(RunsOf<kCount, kHeld>) {

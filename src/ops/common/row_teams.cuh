@@ -31,10 +31,12 @@ struct TeamPlan {
   // As many teams in a block as it has room for. Not for kernels that take sums over a team.
   void fill_block() { teams = kRowThreads / threads; }
   unsigned block_threads() const { return teams * threads; }
-  // To launch a kernel with that takes kRows rows at once: as many as run at once.
-  template <int kRows>
+  // To launch a kernel with that takes kRows rows at once: as many as run at once, if an SM has
+  // room for kOfSm * kRowThreads threads.
+  template <int kRows, int kOfSm = kBlocks>
   ColumnParts parts() const {
-    const int64_t most = 132 * (kBlocks * kRowThreads / block_threads());
+    const int64_t most =
+        std::min<int64_t>(132 * (kOfSm * kRowThreads / block_threads()), ColumnParts::kSlots);
     const int64_t blocks = std::min(ceil_div(rows, teams * kRows), most);
     return {static_cast<unsigned>(blocks), blocks};
   }

@@ -8,7 +8,11 @@ namespace fwpkm {
 namespace {
 
 constexpr int kGateThreads = 256;
-constexpr int64_t kMostSlots = 132 * TeamPlan::kBlocks * kRowThreads;  // of backward's grid
+// Blocks of kRowThreads threads on an SM, of backward's kernels of teams.
+constexpr int team_blocks(bool plain) {
+  return plain ? 3 : TeamPlan::kBlocks;
+}
+constexpr int64_t kMostSlots = 132 * team_blocks(true) * kRowThreads;  // of backward's grid
 
 // Workspace.
 struct Parts {
@@ -175,7 +179,7 @@ struct Sums {
 // stay in registers. Several rows at once, so that a team waits for all of them together. kPlain:
 // there is one output without weights, and what rows bring along is unpacked twice instead of kept.
 template <typename T, int kRows, bool kPlain>
-__global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
+__global__ void __launch_bounds__(kRowThreads, team_blocks(kPlain))
     team_backward_kernel(TeamPlan plan, const T* x, FastRows x_rows, const float* w_q,
                          const float* w_v, OutGrads<T> grads, const float* saved, T* dx,
                          FastRows dx_rows, Sums sums, float width, bool accumulate) {
@@ -501,7 +505,7 @@ void backward(const OpArgs& args) {
   const bool in_runs = in_runs_of(8, {x, args.in[In::q_norm], args.in[In::v_norm], dq, dv, dx});
   const auto launch_teams = [&]<int kRows, bool kPlain>(Teams<kRows, kPlain>) {
     const TeamPlan plan(x.rows(), width);
-    const ColumnParts counted = plan.parts<kRows>();
+    const ColumnParts counted = plan.parts<kRows, team_blocks(kPlain)>();
     launch(&team_backward_kernel<T, kRows, kPlain>, plan, counted.blocks, plan.block_threads());
     add_sums(args, parts, sums, counted, counted.blocks * plan.teams);
   };
@@ -511,7 +515,7 @@ void backward(const OpArgs& args) {
   }
   if constexpr (sizeof(T) == 2) {
     if (in_runs && TeamPlan::fits(width)) {
-      launch_teams(Teams<4, true>());
+      launch_teams(Teams<2, true>());
       return;
     }
   }

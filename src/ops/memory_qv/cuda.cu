@@ -13,7 +13,8 @@ using In = MemoryQvIn;
 using Out = MemoryQvOut;
 using Saved = MemoryQvSaved;
 
-constexpr int kJoinedRows = 3;  // that a team joins at once
+// Rows that a team joins at once, and blocks of kRowThreads threads on an SM.
+constexpr int kJoinedRows = 2, kJoiningBlocks = 3;
 
 struct Sizes {
   int64_t rows, width, outs;
@@ -116,7 +117,7 @@ __global__ void fold_kernel(Weights q, Weights v, bf16* to, uint32_t runs, uint3
 // Puts gradients side by side, to [rows, 2 outs]: those of queries as they are, those of values
 // through their z-score; and leaves the sums of both over rows. dq or dv is null where none came,
 // v where values have no z-score.
-__global__ void __launch_bounds__(kRowThreads, TeamPlan::kBlocks)
+__global__ void __launch_bounds__(kRowThreads, kJoiningBlocks)
     join_kernel(TeamPlan plan, const bf16* dq, const bf16* dv, const bf16* v, const float* spreads,
                 bf16* to, float* q_partial, float* v_partial) {
   constexpr int kRun = TeamPlan::kRun, kRows = kJoinedRows;
@@ -209,39 +210,58 @@ struct WeightGrads {
   bool wanted() const { return weight != nullptr || norm != nullptr; }
 };
 
-// From the gradients of W (1 + w) to those of W and of w: a lane for each column, rows dealt out
-// to warps.
-constexpr int kUnfoldWarps = 32;
-__global__ void __launch_bounds__(kUnfoldWarps* kWarpLanes)
+// From the gradients of W (1 + w) to those of W and of w. A thread has four columns of every
+// kUnfoldRows-th row, so that all it reads is on its way at once.
+constexpr int kUnfoldThreads = 1024, kUnfoldQuads = 4, kUnfoldRows = kUnfoldThreads / kUnfoldQuads;
+constexpr int kUnfoldColumns = 4 * kUnfoldQuads;
+__global__ void __launch_bounds__(kUnfoldThreads)
     unfold_kernel(Weights q, Weights v, const float* dweights, WeightGrads dq, WeightGrads dv,
                   uint32_t outs, uint32_t width) {
-  __shared__ float parts[kUnfoldWarps][kWarpLanes];
-  const uint32_t warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const uint32_t column = blockIdx.x * kWarpLanes + lane;
+  constexpr int kWarps = kUnfoldThreads / kWarpLanes;
+  __shared__ __align__(16) float parts[kWarps][kUnfoldColumns];
+  const uint32_t quad = threadIdx.x % kUnfoldQuads;
+  const uint32_t column = blockIdx.x * kUnfoldColumns + quad * 4;
   const Weights from = blockIdx.y == 0 ? q : v;
   const WeightGrads to = blockIdx.y == 0 ? dq : dv;
-  float sum = 0;
+  float sums[4] = {};
   if (column < width) {
-    const float gain = 1 + from.norm[column];
+    float gain[4];
+    load_run(from.norm + column, gain);
     dweights += int64_t{blockIdx.y} * outs * width;
 #pragma unroll 4
-    for (uint32_t row = warp; row < outs; row += kUnfoldWarps) {
+    for (uint32_t row = threadIdx.x / kUnfoldQuads; row < outs; row += kUnfoldRows) {
       const int64_t at = int64_t{row} * width + column;
-      const float grad = dweights[at];
-      sum += grad * to_float(from.weight[at]);
+      float d[4], weight[4];
+      load_run(dweights + at, d);
+      load_run(from.weight + at, weight);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[i] += d[i] * weight[i];
+        d[i] *= 1 + gain[i];
+      }
       if (to.weight != nullptr) {
-        put(to.weight + at, grad * gain, to.add_weight);
+        put_run(to.weight + at, d, to.add_weight);
       }
     }
   }
-  parts[warp][lane] = sum;
-  __syncthreads();
-  if (warp == 0 && column < width && to.norm != nullptr) {
-    float all = 0;
-    for (int i = 0; i < kUnfoldWarps; ++i) {
-      all += parts[i][lane];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int step = kWarpLanes / 2; step >= kUnfoldQuads; step /= 2) {
+      sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], step);
     }
-    put(to.norm + column, all, to.add_norm);
+  }
+  if (threadIdx.x % kWarpLanes < kUnfoldQuads) {
+    store_run(parts[threadIdx.x / kWarpLanes] + quad * 4, sums);
+  }
+  __syncthreads();
+  const uint32_t own = blockIdx.x * kUnfoldColumns + threadIdx.x;
+  if (threadIdx.x < kUnfoldColumns && own < width && to.norm != nullptr) {
+    float sum = 0;
+    for (int i = 0; i < kWarps; ++i) {
+      sum += parts[i][threadIdx.x];
+    }
+    put(to.norm + own, sum, to.add_norm);
   }
 }
 
@@ -253,7 +273,7 @@ void join(const OpArgs& args, const Sizes& s, const Parts& parts) {
               (!dq || dq.contiguous()) && (!dv || dv.contiguous()),
           kMemoryQv.name, "gradients of {} rows of {} do not come in runs", s.rows, s.outs);
   const TeamPlan plan(s.rows, s.outs);
-  const ColumnParts counted = plan.parts<kJoinedRows>();
+  const ColumnParts counted = plan.parts<kJoinedRows, kJoiningBlocks>();
   join_kernel<<<counted.blocks, plan.block_threads(), 0, this_stream()>>>(
       plan, dq.ptr<bf16>(), dv.ptr<bf16>(), spread ? v.ptr<bf16>() : nullptr, spread.ptr<float>(),
       parts.grads, parts.q_sums, parts.v_sums);
@@ -313,8 +333,8 @@ void memory_qv_backward_cuda(const OpArgs& args) {
               .ldb = s.width,
               .ldc = s.width},
              parts.grads, xhat, parts.dweights);
-    unfold_kernel<<<dim3(static_cast<unsigned>(ceil_div(s.width, kWarpLanes)), 2),
-                    kUnfoldWarps * kWarpLanes, 0, this_stream()>>>(
+    unfold_kernel<<<dim3(static_cast<unsigned>(ceil_div(s.width, kUnfoldColumns)), 2),
+                    kUnfoldThreads, 0, this_stream()>>>(
         Weights(args, In::q, In::q_norm), Weights(args, In::v, In::v_norm), parts.dweights, dq, dv,
         static_cast<uint32_t>(s.outs), static_cast<uint32_t>(s.width));
     check_launch("memory_qv weights");
