@@ -103,7 +103,6 @@ __device__ inline bool rank_keys(const uint64_t (&keys)[2], int count, uint64_t*
   const uint32_t own[2] = {order_of_key(keys[0]), order_of_key(keys[1])};
   orders[lane] = own[0];
   orders[32 + lane] = own[1];
-  ranked[lane] = 0;
   __syncwarp();
   int rank[2] = {};
 #pragma unroll 4
@@ -117,20 +116,28 @@ __device__ inline bool rank_keys(const uint64_t (&keys)[2], int count, uint64_t*
     }
   }
   int found = 0;
+  unsigned ranks = 0;
 #pragma unroll
   for (int u = 0; u < 2; ++u) {
     const bool take = keys[u] != 0 && rank[u] < 32;
-    if (take) {
+    found += __popc(__ballot_sync(kWholeWarp, take));
+    ranks |= take ? 1u << rank[u] : 0;
+  }
+  // Equal ones have one rank.
+  if (__popc(__reduce_or_sync(kWholeWarp, ranks)) != found) {
+    __syncwarp();
+    return false;
+  }
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    if (keys[u] != 0 && rank[u] < 32) {
       ranked[rank[u]] = keys[u];
     }
-    found += __popc(__ballot_sync(kWholeWarp, take));
   }
   __syncwarp();
-  *best = ranked[lane];
-  // Equal ones have one rank, so that another one is empty, or more than 32 have one.
-  const int filled = __popc(__ballot_sync(kWholeWarp, *best != 0));
+  *best = lane < found ? ranked[lane] : 0;
   __syncwarp();
-  return found == filled;
+  return true;
 }
 
 // The k best of 64 keys, best first.
