@@ -20,6 +20,7 @@ struct Model::Layer {
   } mlp;
   struct {
     Tensor keys, values, out, out_bias, gate, gate_bias, query, query_bias, query_norm;
+    double* squares = nullptr;  // Parameters::gradient_squares of the values
   } pkm;
   // A fast-weight memory before the mixer.
   struct Memory {

@@ -84,7 +84,8 @@ Model::Model(ModelConfig config, Device device, bool gradients, bool dry,
                     p.at(m + "swilu_projection.bias"),
                     p.at(m + "query_proj.query_mlps.0.weight"),
                     p.at(m + "query_proj.query_mlps.0.bias"),
-                    config_.pkm.query_norm ? p.at(m + "query_proj.norm.weight") : Tensor()};
+                    config_.pkm.query_norm ? p.at(m + "query_proj.norm.weight") : Tensor(),
+                    p.gradient_squares(m + "values.weight")};
     } else {
       const std::string m = at + "mlp.";
       layer->mlp = {p.at(m + "gate_proj.weight"), p.at(m + "up_proj.weight"),
@@ -201,7 +202,8 @@ Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
     query =
         rms_norm(run, query, w.query_norm, {kPkmNormEps, 0.0, config_.compat == Compat::kOfficial});
   }
-  const PkmSettings settings = {config_.pkm.heads, config_.pkm.topk, config_.pkm.n_subkeys};
+  const PkmSettings settings = {config_.pkm.heads, config_.pkm.topk, config_.pkm.n_subkeys,
+                                w.squares};
   const PkmRead read = pkm_read(run, query, w.keys, w.values, settings);
   const Tensor gate = linear(run, x, w.gate, w.gate_bias);
   const Tensor inner = swiglu(run, gate, read.output.reshape(gate.shape()));

@@ -1,10 +1,12 @@
 #include "model/parameters.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/parallel.h"
 #include "base/random.h"
+#include "ops/pkm_read/pkm_read.h"
 #include "tensor/cuda.h"
 
 namespace fwpkm {
@@ -298,8 +300,36 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
     }
     tensors_.push_back(Tensor::parameter(value, grad));
   }
+  squares_.resize(specs_.size());
   if (!dry) {
+    if (gradients && device.kind == DeviceKind::kCuda) {
+      make_squares();
+    }
     zero_gradients();
+  }
+}
+
+void Parameters::make_squares() {
+  const auto wanted = [](const ParameterSpec& spec) {
+    return spec.name.ends_with(".pkm.values.weight");
+  };
+  const auto count = static_cast<size_t>(std::count_if(specs_.begin(), specs_.end(), wanted));
+  if (count == 0) {
+    return;
+  }
+  sums_ = pool_.allocate(count * kPkmSquares * sizeof(double));
+  auto* at = static_cast<double*>(sums_->data());
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    if (wanted(specs_[p])) {
+      squares_[p] = at;
+      at += kPkmSquares;
+    }
+  }
+}
+
+void Parameters::drop_squares(size_t index) {
+  if (squares_[index] != nullptr) {
+    cuda::fill(squares_[index], 0, sizeof(double));
   }
 }
 
@@ -336,17 +366,20 @@ void* Parameters::find_mapped(const ParameterSpec& spec) const {
              : nullptr;
 }
 
-const Tensor& Parameters::at(const std::string& name) const {
+size_t Parameters::index_of(const std::string& name) const {
   const auto it = index_.find(name);
   require(it != index_.end(), "parameters", "this model has no tensor '{}'", name);
-  return tensors_[it->second];
+  return it->second;
+}
+
+const Tensor& Parameters::at(const std::string& name) const {
+  return tensors_[index_of(name)];
 }
 
 const View& Parameters::writable(const std::string& name) const {
-  const auto it = index_.find(name);
-  require(it != index_.end(), "parameters", "this model has no tensor '{}'", name);
-  require_writable(it->second);
-  return stored_[it->second];
+  const size_t index = index_of(name);
+  require_writable(index);
+  return stored_[index];
 }
 
 void Parameters::require_writable(size_t index) const {
@@ -416,6 +449,9 @@ void Parameters::refresh() {
 void Parameters::zero_gradients() {
   if (grads_) {
     grads_->zero();
+    for (size_t p = 0; p < specs_.size(); ++p) {
+      drop_squares(p);
+    }
     mark_gradients(true);
   }
 }
@@ -427,10 +463,11 @@ void Parameters::mark_gradients(bool written) {
 }
 
 void Parameters::settle_gradients() {
-  for (const Tensor& t : tensors_) {
-    Node& node = *t.node();
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    Node& node = *tensors_[p].node();
     if (node.wants_grad && !node.grad_written) {
       fill_zero(node.grad);
+      drop_squares(p);
     }
     node.grad_written = true;
   }

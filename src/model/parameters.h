@@ -74,6 +74,10 @@ class Parameters {
   // else may use them.
   void lend_tables(bool lent) { tables_lent_ = lent; }
   bool tables_lent() const { return tables_lent_; }
+  // Of PKM's values on a GPU: sums of squares of the gradient, as PkmSettings::squares says. Else
+  // null.
+  double* gradient_squares(size_t index) const { return squares_[index]; }
+  double* gradient_squares(const std::string& name) const { return squares_[index_of(name)]; }
   // Weights in memory of our own, and in the file.
   size_t value_bytes() const {
     return (values_ ? values_->bytes() : 0) + (halves_ ? halves_->bytes() : 0) + host_bytes_;
@@ -85,6 +89,10 @@ class Parameters {
   size_t gradient_bytes() const { return grads_ ? grads_->bytes() : 0; }
 
  private:
+  size_t index_of(const std::string& name) const;
+  void make_squares();
+  // Whoever wrote the gradient left no squares.
+  void drop_squares(size_t index);
   // The tensor's bytes in the file, or null if they cannot be used as they are.
   void* find_mapped(const ParameterSpec& spec) const;
   void require_writable(size_t index) const;
@@ -102,7 +110,8 @@ class Parameters {
   size_t mapped_bytes_ = 0;
   bool tables_lent_ = false;
   std::map<std::string, size_t> index_;
-  std::shared_ptr<Block> values_, halves_, grads_;
+  std::shared_ptr<Block> values_, halves_, grads_, sums_;
+  std::vector<double*> squares_;  // by index, in sums_ or null
   std::shared_ptr<void> tables_;  // in the host's memory
   size_t host_bytes_ = 0;
 };

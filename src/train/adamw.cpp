@@ -37,7 +37,8 @@ AdamW::AdamW(Parameters* parameters) : parameters_(parameters), pool_(parameters
     slots_.push_back({p, first, make()});
     const View& used = parameters->at(p).view();
     parts.push_back({stored, used.data == stored.data ? View() : used,
-                     parameters->at(p).node()->grad, first, slots_.back().second, specs[p].decay});
+                     parameters->at(p).node()->grad, first, slots_.back().second, specs[p].decay,
+                     parameters->gradient_squares(p)});
   }
   if (parameters->device().kind == DeviceKind::kCuda) {
     gpu_ = std::make_unique<AdamWGpu>(parts);

@@ -15,7 +15,9 @@ struct Piece {
   float* weight;
   const float* grad;
   float *first, *second;
-  bf16* half;  // or null
+  bf16* half;             // or null
+  const double* squares;  // of the whole parameter (AdamWGpu::Part)
+  int32_t turn, turns;    // it adds up those that are `turns` apart
   int32_t size;
   bool decay;
 };
@@ -48,15 +50,20 @@ __device__ double block_sum_double(double x) {
 __global__ void squares_kernel(const Piece* pieces, double* partial) {
   const Piece piece = pieces[blockIdx.x];
   double sum = 0;
+  const auto sums = piece.squares != nullptr ? static_cast<int64_t>(piece.squares[0]) : 0;
+  for (int64_t i = piece.turn + int64_t{threadIdx.x} * piece.turns; i < sums;
+       i += int64_t{kThreads} * piece.turns) {
+    sum += piece.squares[1 + i];
+  }
   // Parameters begin at whole cache lines: all but their ends can be taken four at a time.
-  const int whole = piece.size / 4;
+  const int size = sums > 0 ? 0 : piece.size, whole = size / 4;
 #pragma unroll 4
   for (int i = threadIdx.x; i < whole; i += kThreads) {
     const float4 g = reinterpret_cast<const float4*>(piece.grad)[i];
     sum += static_cast<double>(g.x) * g.x + static_cast<double>(g.y) * g.y +
            static_cast<double>(g.z) * g.z + static_cast<double>(g.w) * g.w;
   }
-  for (int i = 4 * whole + threadIdx.x; i < piece.size; i += kThreads) {
+  for (int i = 4 * whole + threadIdx.x; i < size; i += kThreads) {
     sum += static_cast<double>(piece.grad[i]) * piece.grad[i];
   }
   sum = block_sum_double(sum);
@@ -159,10 +166,12 @@ struct AdamWGpu::Memory {
 AdamWGpu::AdamWGpu(const std::vector<Part>& parts) : memory_(std::make_unique<Memory>()) {
   std::vector<Piece> pieces;
   for (const Part& part : parts) {
+    const auto turns = static_cast<int32_t>(ceil_div(part.weight.size(), kPiece));
     for (int64_t begin = 0; begin < part.weight.size(); begin += kPiece) {
       pieces.push_back({part.weight.ptr<float>() + begin, part.grad.ptr<float>() + begin,
                         part.first.ptr<float>() + begin, part.second.ptr<float>() + begin,
-                        part.half ? part.half.ptr<bf16>() + begin : nullptr,
+                        part.half ? part.half.ptr<bf16>() + begin : nullptr, part.squares,
+                        static_cast<int32_t>(begin / kPiece), turns,
                         static_cast<int32_t>(std::min(kPiece, part.weight.size() - begin)),
                         part.decay});
     }

@@ -12,10 +12,13 @@ namespace fwpkm {
 
 class AdamWGpu {
  public:
-  // One parameter: its master, its copy of 16 bits (or an empty view), gradient and moments.
+  // One parameter: its master, its copy of 16 bits (or an empty view), gradient and moments; and
+  // where the number of sums of squares of the gradient and then those sums are (or null): if there
+  // are any, the norm does not read the gradient.
   struct Part {
     View weight, half, grad, first, second;
     bool decay;
+    const double* squares;
   };
   explicit AdamWGpu(const std::vector<Part>& parts);
   ~AdamWGpu();

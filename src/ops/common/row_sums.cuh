@@ -1,8 +1,8 @@
 // Sums of rows that share a number (a token of the vocabulary, a slot of a memory), without
 // atomics. Places are sorted by number; a warp walks along a window of the sorted list and adds up
-// one number after the other, in the order of places. Runs that cross windows stay in the
-// workspace and are joined afterwards, in the order of windows: a frequent number costs no more
-// than a rare one.
+// one number after the other, in the order of places. Runs that reach into more than two windows
+// stay in the workspace and are joined afterwards, in the order of windows: a frequent number costs
+// no more than a rare one.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 namespace fwpkm {
 
 inline constexpr int kRowSumThreads = 128;
+inline constexpr int64_t kMostRowWindows = 16384;
 
 // The sorted list, and what sums of rows of `width` floats need besides.
 struct RowSumPlan {
@@ -30,8 +31,7 @@ struct RowSumPlan {
 
   RowSumPlan(int64_t places_count, int64_t row_width, Carver& carver)
       : count(places_count), width(row_width) {
-    constexpr int64_t kMostWindows = 16384;
-    window = 32 * std::max<int64_t>(1, ceil_div(count, 32 * kMostWindows));
+    window = 32 * std::max<int64_t>(1, ceil_div(count, 32 * kMostRowWindows));
     windows = ceil_div(count, window);
     numbers = carver.take<int32_t>(count);
     ids = carver.take<int32_t>(count);
@@ -42,6 +42,9 @@ struct RowSumPlan {
     sort_bytes = static_cast<size_t>(9 * count) + (size_t{1} << 16);
     sort = carver.take<std::byte>(static_cast<int64_t>(sort_bytes));
   }
+  // Two numbers for each place of the list, in memory that is free once it is sorted.
+  float* list_weights() const { return reinterpret_cast<float*>(sort); }
+  float* list_dots() const { return reinterpret_cast<float*>(numbers); }
 };
 
 // What is added up: to[id] = (or +=, if `add`) weight * row, over all places of an id.
@@ -50,13 +53,16 @@ struct RowSumTerms {
   const T* rows;
   FastRows row_at;
   FastDivisor sharing;   // places that follow each other and share a row
-  const float* weights;  // of places; null: all 1
+  const float* weights;  // in the order of the list; null: all 1
   float* to;             // [limit, width]
   int64_t limit;         // ids are below it
   bool add;              // else ids that have no place get zeros
-  // With these, dots[place] = <row, values[id]> as well.
+  // With these, dots = <row, values[id]> as well, in the order of the list.
   const T* values = nullptr;
   float* dots = nullptr;
+  // Unless null or `add`: how many sums of squares there are, then those sums, at most two for each
+  // window: together that of all numbers written.
+  double* squares = nullptr;
 };
 
 // A run as it lies in memory: held so, many can be on their way at once.
@@ -86,6 +92,25 @@ __device__ inline void put_once(float* to, const float (&x)[kRun], bool add) {
       __stcs(four, make_float4(old.x + x[i], old.y + x[i + 1], old.z + x[i + 2], old.w + x[i + 3]));
     }
   }
+}
+
+// The sum of their squares: in float, or in double where float has not the range.
+template <int kRun>
+__device__ inline double sum_of_squares(const float (&x)[kRun]) {
+  float few = 0;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    few += x[i] * x[i];
+  }
+  if (few > 1e-30f && few < 1e30f) {
+    return few;
+  }
+  double sum = 0;
+#pragma unroll 1
+  for (int i = 0; i < kRun; ++i) {
+    sum += static_cast<double>(x[i]) * x[i];
+  }
+  return sum;
 }
 
 // Asks for kCount numbers that will soon be wanted, as far as they lie before `limit`.
@@ -150,6 +175,50 @@ __global__ void clear_rows_kernel(RowSumPlan s, float* to, int64_t limit) {
   }
 }
 
+// Numbers of places, in the order of the list; and back.
+template <typename = void>
+__global__ void to_list_kernel(const int32_t* places, const float* from, float* to, int64_t count) {
+  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (i < count) {
+    to[i] = from[__ldcs(places + i)];
+  }
+}
+template <typename = void>
+__global__ void from_list_kernel(const int32_t* places, const float* from, float* to,
+                                 int64_t count) {
+  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (i < count) {
+    to[__ldcs(places + i)] = __ldcs(from + i);
+  }
+}
+
+// Where the places of window w begin and those of the one before end. A run that begins in one
+// window and ends in the next is all the first one's; others are divided where they cross.
+struct WindowEdge {
+  int64_t at;
+  bool divides;
+
+  __device__ WindowEdge(const RowSumPlan& s, int64_t w) : at(min(s.count, w * s.window)) {
+    divides = w > 0 && at < s.count && s.ids[at] == s.ids[at - 1];
+    if (!divides) {
+      return;
+    }
+    const int32_t id = s.ids[at];
+    const int64_t before = at - s.window, behind = min(s.count, at + s.window);
+    const bool begins = before == 0 || s.ids[before - 1] != id;
+    const bool ends = behind == s.count || s.ids[behind] != id;
+    if (!begins || !ends) {
+      return;
+    }
+    divides = false;
+    unsigned same = 0xffffffffu;
+    for (; same == 0xffffffffu; at += __popc(same)) {
+      const int64_t i = at + threadIdx.x % 32;
+      same = __ballot_sync(0xffffffffu, i < behind && s.ids[i] == id);
+    }
+  }
+};
+
 // A place of the sorted list.
 struct SortedPlace {
   int32_t id, place;
@@ -188,7 +257,27 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
     return;
   }
   RowSumPlace* held = shared + threadIdx.x / 32 * 32;
-  const int64_t begin = w * s.window, end = min(s.count, begin + s.window);
+  const WindowEdge front(s, w), back(s, w + 1);
+  const int64_t begin = front.at, end = back.at;
+  double squares = 0;  // of this lane's numbers
+  const auto leave_squares = [&] {
+    if (terms.squares == nullptr) {
+      return;
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      squares += __shfl_xor_sync(kAll, squares, step);
+    }
+    if (lane == 0) {
+      terms.squares[1 + w] = squares;
+      if (w == 0) {
+        terms.squares[0] = static_cast<double>(2 * s.windows - 1);
+      }
+    }
+  };
+  if (begin == end) {
+    leave_squares();
+    return;
+  }
   const int64_t start = blockIdx.y * int64_t{kColumns};
   // fn(run, its first column, whether there is such a column); loads behind the last go to the
   // last.
@@ -201,7 +290,7 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
   };
   float sum[kHold][kRun] = {}, value[kHold][kRun] = {};
   int32_t id = s.ids[begin];
-  bool came = begin > 0 && s.ids[begin - 1] == id;  // from the window before
+  bool came = front.divides;  // from the window before
   const auto change_to = [&](int32_t next, bool goes_on, bool last) {
     RawRun<T, kRun> raw[kHold];
     if (kDots && !last) {
@@ -215,6 +304,7 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
     for_runs([&](int h, int64_t column, bool inside) {
       if (inside && whole) {
         put_once(terms.to + id * s.width + column, sum[h], terms.add);
+        squares += terms.squares != nullptr ? sum_of_squares(sum[h]) : 0;
       } else if (inside) {
         store_run(part + column, sum[h]);
       }
@@ -242,20 +332,17 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
       }
     });
   }
-  // What the next round needs is asked for a round ahead, and its places, which say where the
-  // weights are, one more. Past the end comes the last one again.
-  const auto at_most = [&](int64_t i) { return min(i, s.count - 1); };
-  const auto place_at = [&](int64_t i, int32_t place) {
-    return SortedPlace{s.ids[at_most(i)], place,
-                       terms.weights != nullptr ? terms.weights[place] : 1};
+  // What the next round needs is asked for a round ahead. Past the end comes the last one again.
+  const auto place_at = [&](int64_t i) {
+    i = min(i, s.count - 1);
+    return SortedPlace{s.ids[i], s.places[i], terms.weights != nullptr ? terms.weights[i] : 1};
   };
-  SortedPlace coming = place_at(begin + lane, s.places[at_most(begin + lane)]);
-  int32_t coming_place = s.places[at_most(begin + 32 + lane)], before = id;
+  SortedPlace coming = place_at(begin + lane);
+  int32_t before = id;
   for (int64_t first = begin; first < end; first += 32) {
     const int places = static_cast<int>(min(int64_t{32}, end - first));
     const SortedPlace own = coming;
-    coming = place_at(first + 32 + lane, coming_place);
-    coming_place = s.places[at_most(first + 64 + lane)];
+    coming = place_at(first + 32 + lane);
     const int32_t left = __shfl_up_sync(kAll, own.id, 1);
     if (lane < places && own.id != (lane > 0 ? left : before)) {
       const int64_t row = own.id * s.width;
@@ -304,21 +391,26 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
       }
     }
     if (kDots && lane < places) {
-      terms.dots[own.place] = own_dot;
+      terms.dots[first + lane] = own_dot;
     }
   }
-  change_to(id, end < s.count && s.ids[end] == id, true);
+  change_to(id, back.divides, true);
+  leave_squares();
 }
 
-// Runs that cross windows; a block for each window that one begins in.
+// Runs that are divided; a block for each window that one begins in.
 template <int kRun>
 __global__ void __launch_bounds__(kRowSumThreads)
-    row_join_kernel(RowSumPlan s, float* to, bool add) {
+    row_join_kernel(RowSumPlan s, float* to, bool add, double* squares) {
   const int64_t w = blockIdx.x, begin = w * s.window, next = begin + s.window;
   const int64_t column = (blockIdx.y * int64_t{kRowSumThreads} + threadIdx.x) * kRun;
   const int32_t id = s.ids[next - 1];
   const bool came = begin > 0 && s.ids[begin - 1] == id;
-  if (column >= s.width || s.ids[next] != id || came) {
+  const bool goes_on = next + s.window < s.count && s.ids[next + s.window] == id;
+  if (came || !goes_on) {
+    if (squares != nullptr && threadIdx.x == 0) {
+      squares[1 + s.windows + w] = 0;
+    }
     return;
   }
   // The last window it reaches: steps that double, then halve.
@@ -330,18 +422,32 @@ __global__ void __launch_bounds__(kRowSumThreads)
   for (; step > 0; step /= 2) {
     last += reaches(last + step) ? step : 0;
   }
-  float sum[kRun];
-  load_run(s.partial + (2 * w + 1) * s.width + column, sum);
+  float sum[kRun] = {};
+  if (column < s.width) {
+    load_run(s.partial + (2 * w + 1) * s.width + column, sum);
 #pragma unroll 4
-  for (int64_t v = w + 1; v <= last; ++v) {
-    float part[kRun];
-    load_run(s.partial + 2 * v * s.width + column, part);
+    for (int64_t v = w + 1; v <= last; ++v) {
+      float part[kRun];
+      load_run(s.partial + 2 * v * s.width + column, part);
 #pragma unroll
-    for (int r = 0; r < kRun; ++r) {
-      sum[r] += part[r];
+      for (int r = 0; r < kRun; ++r) {
+        sum[r] += part[r];
+      }
+    }
+    put_run(to + id * s.width + column, sum, add);
+  }
+  if (squares != nullptr) {
+    __shared__ double parts[kRowSumThreads];
+    parts[threadIdx.x] = sum_of_squares(sum);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      double all = 0;
+      for (const double part : parts) {
+        all += part;
+      }
+      squares[1 + s.windows + w] = all;
     }
   }
-  put_run(to + id * s.width + column, sum, add);
 }
 
 // Sorts `count` numbers below `limit`.
@@ -364,9 +470,26 @@ inline void sort_places(const RowSumPlan& s, const int32_t* ids, int64_t limit, 
   sort(s.sort, &given);
 }
 
-// Adds up all terms; the places are sorted already.
+// Numbers of places in the order of the sorted list, to list_weights(); and list_dots() back to
+// places.
+inline const float* weights_in_list(const RowSumPlan& s, const float* weights, const char* op) {
+  to_list_kernel<><<<static_cast<unsigned>(ceil_div(s.count, 256)), 256, 0, this_stream()>>>(
+      s.places, weights, s.list_weights(), s.count);
+  check_launch(op);
+  return s.list_weights();
+}
+inline void dots_from_list(const RowSumPlan& s, float* dots, const char* op) {
+  from_list_kernel<><<<static_cast<unsigned>(ceil_div(s.count, 256)), 256, 0, this_stream()>>>(
+      s.places, s.list_dots(), dots, s.count);
+  check_launch(op);
+}
+
+// Adds up all terms; the places are sorted already. Squares only where a block has whole rows.
 template <typename Shape, bool kDots, typename T>
-void add_shared_rows(const RowSumPlan& s, const RowSumTerms<T>& terms, const char* op) {
+void add_shared_rows(const RowSumPlan& s, RowSumTerms<T> terms, const char* op) {
+  if (terms.add || s.width > std::min(Shape::kColumns, kRowSumThreads * Shape::kRun)) {
+    terms.squares = nullptr;
+  }
   const dim3 grid(static_cast<unsigned>(ceil_div(s.windows, kRowSumThreads / 32)),
                   static_cast<unsigned>(ceil_div(s.width, Shape::kColumns)));
   row_window_kernel<T, Shape, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
@@ -375,7 +498,7 @@ void add_shared_rows(const RowSumPlan& s, const RowSumTerms<T>& terms, const cha
     const dim3 joins(static_cast<unsigned>(s.windows - 1),
                      static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * Shape::kRun)));
     row_join_kernel<Shape::kRun>
-        <<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to, terms.add);
+        <<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to, terms.add, terms.squares);
     check_launch(op);
   }
   if (!terms.add) {

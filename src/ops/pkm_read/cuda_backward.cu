@@ -3,6 +3,7 @@
 // Only dvalues needs reads in the order of slots; a slot's row is then loaded once for all tokens
 // that read it, which gives the gradients of their weights too.
 #include "ops/pkm_read/parts.cuh"
+#include "tensor/cuda.h"
 
 namespace fwpkm {
 namespace {
@@ -153,18 +154,21 @@ bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
 template <typename T>
 void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts) {
   const View& dy = args.dout[0];
-  const RowSumTerms<T> terms = {.rows = dy.ptr<T>(),
-                                .row_at = FastRows(dy),
-                                .sharing = FastDivisor(s.reads),
-                                .weights = args.out[2].ptr<float>(),
-                                .to = args.din[2].ptr<float>(),
-                                .limit = s.n * s.n,
-                                .add = args.accumulate[2],
-                                .values = args.in[2].ptr<T>(),
-                                .dots = parts.dw};
   sort_places(parts.sums, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
+  const RowSumTerms<T> terms = {
+      .rows = dy.ptr<T>(),
+      .row_at = FastRows(dy),
+      .sharing = FastDivisor(s.reads),
+      .weights = weights_in_list(parts.sums, args.out[2].ptr<float>(), "pkm_read weights"),
+      .to = args.din[2].ptr<float>(),
+      .limit = s.n * s.n,
+      .add = args.accumulate[2],
+      .values = args.in[2].ptr<T>(),
+      .dots = parts.sums.list_dots(),
+      .squares = args.attr<PkmSettings>().squares};
   if (in_one_pass<T>(args, s)) {
     add_shared_rows<PkmRowShape<T>, true>(parts.sums, terms, "pkm_read values");
+    dots_from_list(parts.sums, parts.dw, "pkm_read dots");
   } else if (in_runs_of(4, {dy, args.din[2]})) {
     add_shared_rows<RowSumOfFour, false>(parts.sums, terms, "pkm_read values");
   } else {
@@ -265,6 +269,9 @@ void backward(const OpArgs& args, const PkmSizes& s) {
 
 void pkm_read_backward_cuda(const OpArgs& args) {
   const PkmSizes s(args);
+  if (double* squares = args.attr<PkmSettings>().squares; squares != nullptr && args.din[2]) {
+    cuda::fill(squares, 0, sizeof(double));  // there are none, unless they are left below
+  }
   if (s.tokens > 0) {
     with_real(args.in[0], [&]<typename T>(T*) { backward<T>(args, s); });
     return;

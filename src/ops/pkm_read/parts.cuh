@@ -74,6 +74,8 @@ struct PkmForwardParts {
   }
 };
 
+static_assert(1 + 2 * kMostRowWindows <= kPkmSquares);
+
 // The largest size of values whose gradient and those of weights come out of one pass over the
 // slots.
 inline constexpr int64_t kPkmOnePass = 512;

@@ -15,7 +15,7 @@ const Op kPkmRead = {
 
 PkmRead pkm_read(Run& run, const Tensor& q, const Tensor& keys, const Tensor& values,
                  PkmSettings settings) {
-  const auto [heads, k, n] = settings;
+  const int64_t heads = settings.heads, k = settings.topk, n = settings.n_subkeys;
   require(heads >= 1 && n >= 1 && k >= 1 && k <= n, kPkmRead.name,
           "needs heads >= 1 and 1 <= topk <= n_subkeys, but heads={}, topk={}, n_subkeys={}", heads,
           k, n);

@@ -13,7 +13,12 @@ struct PkmSettings {
   int64_t heads = 1;      // H
   int64_t topk = 8;       // k, slots read by each head
   int64_t n_subkeys = 2;  // n, sub-keys in a codebook; there are n*n slots
+  // On a GPU, kPkmSquares numbers or null: backward leaves sums of squares of the values' gradient
+  // there, so that its norm need not read it again. First how many there are; none if the gradient
+  // was added to.
+  double* squares = nullptr;
 };
+inline constexpr int64_t kPkmSquares = 1 + (int64_t{1} << 15);
 
 struct PkmRead {
   Tensor output;  // [M, dv]
