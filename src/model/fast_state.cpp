@@ -74,9 +74,10 @@ void commit(std::span<const MemoryRecord> records, const ModelConfig& config,
     const std::string at = fmt::format("model.layers.{}.", record.layer);
     if (record.fwpkm.keys) {
       copy_view(record.fwpkm.keys.view(), parameters->writable(at + "fwpkm.keys"));
-      if (shared && record.fwpkm.rows && !stores.empty() &&
-          stores[static_cast<size_t>(record.layer)]) {
-        stores[static_cast<size_t>(record.layer)]->adopt(record.fwpkm);
+      FwpkmStore* store =
+          stores.empty() ? nullptr : stores[static_cast<size_t>(record.layer)].get();
+      if (store != nullptr && store->rows().log) {
+        store->adopt(record.fwpkm);
       } else if (shared) {
         put_written(record.fwpkm, parameters->writable(at + "fwpkm.values"));
       } else if (keep) {

@@ -34,15 +34,16 @@ void GpuSteps::make_stores() {
   const ModelConfig& config = model_.config();
   const Parameters& parameters = model_.parameters();
   const FwpkmSettings settings = fwpkm_settings(config);
-  if (!config.has_any_fwpkm() || settings.late_values || parameters.host_bytes() > 0) {
-    return;  // rows in the host's memory stay there
+  if (!config.has_any_fwpkm() || settings.late_values) {
+    return;
   }
   stores_.resize(static_cast<size_t>(config.layers));
   stored_.resize(stores_.size());
   for (int l = 0; l < config.layers; ++l) {
     if (config.has_fwpkm(l)) {
       stores_[static_cast<size_t>(l)] = std::make_unique<FwpkmStore>(
-          pool_, parameters.writable(fmt::format("model.layers.{}.fwpkm.values", l)), settings);
+          pool_, parameters.writable(fmt::format("model.layers.{}.fwpkm.values", l)), settings,
+          parameters.host_bytes() > 0);
     }
   }
 }

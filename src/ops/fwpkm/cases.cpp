@@ -161,7 +161,7 @@ Case make_stored(const Sizes& z, const FwpkmSettings& s, bool kept) {
   c.build = [=](Run& run, const std::vector<Tensor>& in) {
     const Tensor table = run.make("table", in[4].shape(), run.wide());
     copy_view(in[4].view(), table.view());
-    FwpkmStore store(run.pool(), table.view(), s);
+    FwpkmStore store(run.pool(), table.view(), s, false);
     const bool stores = run.device().kind == DeviceKind::kCuda;
     if (stores) {
       store.open(store.log_rows(z.batch, z.time));

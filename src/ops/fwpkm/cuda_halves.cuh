@@ -85,9 +85,12 @@ template <ValueRows kValues, typename To, int kRun>
 __device__ inline void store_part(To* row, int c, int width, const float (&x)[kRun]) {
   if constexpr (kValues == ValueRows::kHalves) {
     static_assert(kRun == 8);
-    // Not a number if one of them is none.
-    const float sum = (x[0] + x[1] + (x[2] + x[3])) + (x[4] + x[5] + (x[6] + x[7]));
+    float sum = 0;  // not a number if one of them is none
     uint32_t upper[kRun / 2], lower[kRun / 2];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      sum += x[i];
+    }
 #pragma unroll
     for (int i = 0; i < kRun; i += 2) {
       const uint32_t a = __float_as_uint(x[i]), b = __float_as_uint(x[i + 1]);

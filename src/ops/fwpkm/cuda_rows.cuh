@@ -122,7 +122,7 @@ struct RowTerm {
 // memory.
 template <typename T, int kRun, ValueRows kValues, typename To>
 __device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width) {
-  constexpr int kAhead = kValues == ValueRows::kHalves ? 4 : 2;
+  constexpr int kAhead = 2;
   for (int first = 0; first < width; first += kFwpkmGroups<kRun> * 32 * kRun) {
     float sum[kFwpkmGroups<kRun>][kRun] = {};
     using Part = RowPart<T, kRun, kValues>;

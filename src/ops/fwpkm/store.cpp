@@ -8,14 +8,14 @@ bool FwpkmStore::can_halve(const FwpkmSettings& settings, int64_t dv, Device dev
          !settings.late_values;
 }
 
-FwpkmStore::FwpkmStore(Pool& pool, const View& values, const FwpkmSettings& settings)
-    : pool_(pool), values_(values), settings_(settings) {
+FwpkmStore::FwpkmStore(Pool& pool, const View& values, const FwpkmSettings& settings, bool far)
+    : pool_(pool), values_(values), settings_(settings), far_(far) {
   rows_.halved = can_halve(settings, values.dim(1), pool.device());
 }
 
 int64_t FwpkmStore::log_rows(int64_t batch, int64_t time) const {
   const FwpkmSizes sizes(settings_, {batch, time, 0}, {0, 0}, values_.shape);
-  return settings_.shared ? sizes.log_cap : 0;
+  return settings_.shared && !far_ ? sizes.log_cap : 0;
 }
 
 #ifdef FWPKM_CUDA

@@ -20,11 +20,12 @@ class FwpkmStore {
   // Whether rows of dv numbers may lie in halves.
   static bool can_halve(const FwpkmSettings& settings, int64_t dv, Device device);
 
-  // For the table `values`, which must outlive this, of calls with these settings.
-  FwpkmStore(Pool& pool, const View& values, const FwpkmSettings& settings);
+  // For the table `values`, which must outlive this, of calls with these settings. Rows of a table
+  // that is not on the card (`far`) keep their places, or they would come and go with the log's.
+  FwpkmStore(Pool& pool, const View& values, const FwpkmSettings& settings, bool far);
 
-  // Rows of the log that a call needs; 0 where each sequence has a memory of its own, whose rows
-  // nobody keeps.
+  // Rows of the log that a call needs here; 0 where it has a log of its own: where each sequence
+  // has a memory of its own, whose rows nobody keeps, and where rows keep their places.
   int64_t log_rows(int64_t batch, int64_t time) const;
 
   bool is_open() const { return open_; }
@@ -34,7 +35,7 @@ class FwpkmStore {
   void open(int64_t log_rows);
   // What the op wants to know.
   const FwpkmRows& rows() const { return rows_; }
-  // Keeps what a call wrote; after its backward.
+  // Keeps what a call wrote to the log that is here; after its backward.
   void adopt(const FwpkmResult& result);
   // Makes it a plain table again.
   void settle();
@@ -46,6 +47,7 @@ class FwpkmStore {
   View values_;
   FwpkmSettings settings_;
   FwpkmRows rows_;
+  bool far_;
   bool open_ = false;
 };
 
