@@ -510,7 +510,8 @@ void backward(const OpArgs& args) {
     add_sums(args, parts, sums, counted, counted.blocks * plan.teams);
   };
   if (in_runs && TeamPlan::fits(width) && args.in[In::q_norm]) {
-    launch_teams(Teams < sizeof(T) == 2 ? 3 : 1, false > ());
+    constexpr int kRows = sizeof(T) == 2 ? 3 : 1;
+    launch_teams(Teams<kRows, false>());
     return;
   }
   if constexpr (sizeof(T) == 2) {
