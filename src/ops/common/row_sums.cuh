@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cub/device/device_radix_sort.cuh>
 #include <type_traits>
 
@@ -94,23 +95,22 @@ __device__ inline void put_once(float* to, const float (&x)[kRun], bool add) {
   }
 }
 
-// The sum of their squares: in float, or in double where float has not the range.
+// The sum of their squares, over the range of a double: what float has no room for is scaled.
 template <int kRun>
 __device__ inline double sum_of_squares(const float (&x)[kRun]) {
-  float few = 0;
+  const auto scaled = [&](float scale) {
+    float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kRun; ++i) {
-    few += x[i] * x[i];
+    for (int i = 0; i < kRun; ++i) {
+      sum += (x[i] * scale) * (x[i] * scale);
+    }
+    return sum;
+  };
+  const float sum = scaled(1);
+  if (sum > 1e-30f && sum < 1e30f) {
+    return sum;
   }
-  if (few > 1e-30f && few < 1e30f) {
-    return few;
-  }
-  double sum = 0;
-#pragma unroll 1
-  for (int i = 0; i < kRun; ++i) {
-    sum += static_cast<double>(x[i]) * x[i];
-  }
-  return sum;
+  return sum < 1 ? scaled(0x1p70f) * 0x1p-140 : scaled(0x1p-70f) * 0x1p140;
 }
 
 // Asks for kCount numbers that will soon be wanted, as far as they lie before `limit`.
@@ -227,7 +227,7 @@ struct SortedPlace {
 
 // A place as all lanes of a warp need it.
 struct alignas(16) RowSumPlace {
-  int64_t row;  // where its row begins
+  int64_t row;  // where its row begins, in bytes
   int32_t id;
   float weight;
 };
@@ -288,6 +288,10 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
       fn(h, min(column, s.width - kRun), column < s.width);
     }
   };
+  const std::byte* first_row[kHold];
+  for_runs([&](int h, int64_t column, bool) {
+    first_row[h] = reinterpret_cast<const std::byte*>(terms.rows + column);
+  });
   float sum[kHold][kRun] = {}, value[kHold][kRun] = {};
   int32_t id = s.ids[begin];
   bool came = front.divides;  // from the window before
@@ -332,10 +336,13 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
       }
     });
   }
-  // What the next round needs is asked for a round ahead. Past the end comes the last one again.
+  // What the next round needs is asked for a round ahead. Past the end comes the last one again,
+  // without a weight.
   const auto place_at = [&](int64_t i) {
-    i = min(i, s.count - 1);
-    return SortedPlace{s.ids[i], s.places[i], terms.weights != nullptr ? terms.weights[i] : 1};
+    const bool inside = i < end;
+    i = inside ? i : end - 1;
+    const float weight = terms.weights != nullptr ? terms.weights[i] : 1;
+    return SortedPlace{s.ids[i], s.places[i], inside ? weight : 0};
   };
   SortedPlace coming = place_at(begin + lane);
   int32_t before = id;
@@ -355,24 +362,25 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
     }
     before = __shfl_sync(kAll, own.id, 31);
     __syncwarp();  // the places before have been read
-    held[lane] = {terms.row_at[terms.sharing.quotient(static_cast<uint32_t>(own.place))], own.id,
-                  own.weight};
+    const uint32_t shared_row = terms.sharing.quotient(static_cast<uint32_t>(own.place));
+    held[lane] = {terms.row_at[shared_row] * static_cast<int64_t>(sizeof(T)), own.id, own.weight};
     __syncwarp();
     float own_dot = 0;
     for (int at = 0; at < places; at += kBatch) {
       RawRun<T, kRun> row[kBatch][kHold];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const T* from = terms.rows + held[at + i].row;
-        for_runs([&](int h, int64_t column, bool) { row[i][h] = load_raw<kRun>(from + column); });
+        const int64_t from = held[at + i].row;
+        for_runs([&](int h, int64_t, bool) {
+          row[i][h] = load_raw<kRun>(reinterpret_cast<const T*>(first_row[h] + from));
+        });
       }
       float dots[kBatch] = {};
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int32_t next = held[at + i].id;
-        const bool counts = at + i < places;
-        const float weight = counts ? held[at + i].weight : 0;
-        if (next != id && counts) {
+        const float weight = held[at + i].weight;
+        if (next != id) {
           change_to(next, false, false);
         }
         for_runs([&](int h, int64_t, bool) {
