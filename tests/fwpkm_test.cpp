@@ -315,5 +315,31 @@ TEST(Fwpkm, RefusesWrongShapes) {
   EXPECT_THROW(fwpkm_memory(run, q, v, g, keys, values, good, two.views()), Error);
 }
 
+// Rows of a store are a GPU's.
+TEST(Fwpkm, RefusesStoresOnACpu) {
+  Pool pool(Device::cpu());
+  fwpkm::Run run(pool);
+  const FwpkmSettings s = memory_settings(1, 4, 2, 3, 1, true);
+  const Tensor q = run.make("q", {1, 5, 12}), v = run.make("v", {1, 5, 8}),
+               keys = run.make("keys", {8, 6}), values = run.make("values", {16, 8});
+  for (const Tensor& t : {q, v, keys, values}) {
+    fill_zero(t.view());
+  }
+  FwpkmStore store(pool, values.view(), s, false);
+  EXPECT_FALSE(store.rows().halved);
+  EXPECT_EQ(store.log_rows(1, 5), 6);  // tokens 0, 1 and 3 write, two slots each
+  EXPECT_EQ(FwpkmStore(pool, values.view(), s, true).log_rows(1, 5), 0);
+  EXPECT_THROW(store.open(6), Error);
+  EXPECT_FALSE(store.is_open());
+  FwpkmRows halved, logged;
+  halved.halved = true;
+  logged.log = run.make("log", {6, 8});
+  logged.places = run.make("places", {16}, DType::kI32);
+  logged.free = run.make("free", {6}, DType::kI32);
+  EXPECT_THROW(fwpkm_memory(run, q, v, {}, keys, values, s, {}, {}, halved), Error);
+  EXPECT_THROW(fwpkm_memory(run, q, v, {}, keys, values, s, {}, {}, logged), Error);
+  EXPECT_NO_THROW(fwpkm_memory(run, q, v, {}, keys, values, s, {}, {}, store.rows()));
+}
+
 }  // namespace
 }  // namespace fwpkm

@@ -7,8 +7,10 @@
 
 #include "check/compare.h"
 #include "memory_models.h"
+#include "model/checkpoint.h"
 #include "model_checks.h"
 #include "ops/lm_loss/lm_loss.h"
+#include "temp_dir.h"
 #include "train/step.h"
 
 namespace fwpkm {
@@ -158,6 +160,22 @@ std::set<int64_t> written_slots(const MemoryRecord& record, const FwpkmConfig& c
     }
   }
   return written;
+}
+
+// Tables that training steps have in a form of their own are nobody else's.
+TEST(Commit, LentTablesAreRefused) {
+  const TempDir dir;
+  Model model(parse_config(memory_model({{"memory", "shared"}}), "test"), Device::cpu(), true);
+  model.parameters().initialize(1);
+  const std::vector<int32_t> tokens(12, 3);
+  const Values before = hidden_of(model, tokens, 2);
+  model.parameters().lend_tables(true);
+  EXPECT_THROW(hidden_of(model, tokens, 2), Error);
+  EXPECT_THROW(save_model(model, dir / "model"), Error);
+  EXPECT_FALSE(std::filesystem::exists(dir / "model" / "model.safetensors"));
+  model.parameters().lend_tables(false);
+  EXPECT_EQ(hidden_of(model, tokens, 2), before);
+  EXPECT_NO_THROW(save_model(model, dir / "model"));
 }
 
 TEST(Commit, SharedValuesChangeWhereTheyWereWritten) {

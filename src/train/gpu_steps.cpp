@@ -78,6 +78,14 @@ void GpuSteps::settle() {
   model_.parameters().lend_tables(false);
 }
 
+size_t GpuSteps::held_bytes() const {
+  size_t bytes = pool_.held_bytes();
+  for (const auto& store : stores_) {
+    bytes += store ? store->bytes() : 0;
+  }
+  return bytes;
+}
+
 GpuSteps::Kind& GpuSteps::kind(const Key& key) {
   const auto [it, fresh] = kinds_.try_emplace(key);
   Kind& k = it->second;

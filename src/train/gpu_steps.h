@@ -43,7 +43,8 @@ class GpuSteps {
   // others to use or save; the next accumulate() takes them again.
   void settle();
 
-  size_t held_bytes() const { return pool_.held_bytes(); }
+  // On the GPU, beside the model's and the optimizer's.
+  size_t held_bytes() const;
 
  private:
   // Memory of the host that copies need not wait for.

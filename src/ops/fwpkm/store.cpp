@@ -1,11 +1,17 @@
 #include "ops/fwpkm/store.h"
 
 namespace fwpkm {
+namespace {
+
+constexpr int64_t kMostHalved = 8192;  // numbers of a row that a block turns into halves
+constexpr int64_t kSorted = 16;        // columns that are sorted at a time
+
+}  // namespace
 
 bool FwpkmStore::can_halve(const FwpkmSettings& settings, int64_t dv, Device device) {
   return device.kind == DeviceKind::kCuda && device.real == DType::kBF16 && dv % 8 == 0 &&
-         settings.heads * settings.topk <= kFwpkmFewReads && settings.addr_loss &&
-         !settings.late_values;
+         dv <= kMostHalved && settings.heads * settings.topk <= kFwpkmFewReads &&
+         settings.addr_loss && !settings.late_values;
 }
 
 FwpkmStore::FwpkmStore(Pool& pool, const View& values, const FwpkmSettings& settings, bool far)
@@ -18,23 +24,42 @@ int64_t FwpkmStore::log_rows(int64_t batch, int64_t time) const {
   return settings_.shared && !far_ ? sizes.log_cap : 0;
 }
 
-#ifdef FWPKM_CUDA
 void FwpkmStore::open(int64_t log_rows) {
-  require(!open_, "fwpkm", "the store is open");
+  require(pool_.device().kind == DeviceKind::kCuda, "fwpkm", "only a GPU has stores");
+  require(!open_, "fwpkm", "the store is open already");
+  require(values_.dim(0) + log_rows <= INT32_MAX, "fwpkm",
+          "{} slots and {} new rows are more places than 32 bits can count", values_.dim(0),
+          log_rows);
   if (log_rows > capacity()) {
-    rows_.log = rows_.places = rows_.free = Tensor();
+    rows_.log = rows_.places = rows_.free = sorted_ = Tensor();
     Run run(pool_);
     rows_.log = run.make_kept("fwpkm.log", {log_rows, values_.dim(1)}, run.wide());
     rows_.places = run.make_kept("fwpkm.places", {values_.dim(0)}, DType::kI32);
     rows_.free = run.make_kept("fwpkm.free", {log_rows}, DType::kI32);
+    // Now, not when it is needed: a table that cannot be settled would be lost.
+    sorted_ = run.make_kept("fwpkm.sorted", {values_.dim(0), std::min(kSorted, values_.dim(1))},
+                            run.wide());
   }
+  lay_out();
+  open_ = true;
+}
+
+size_t FwpkmStore::bytes() const {
+  int64_t sum = 0;
+  for (const Tensor* t : {&rows_.log, &rows_.places, &rows_.free, &sorted_}) {
+    sum += *t ? t->view().bytes() : 0;
+  }
+  return static_cast<size_t>(sum);
+}
+
+#ifdef FWPKM_CUDA
+void FwpkmStore::lay_out() {
   if (rows_.log) {
     FwpkmStoreCuda::number(rows_.places.view(), rows_.free.view());
   }
   if (rows_.halved) {
     FwpkmStoreCuda::halve(values_);
   }
-  open_ = true;
 }
 
 void FwpkmStore::adopt(const FwpkmResult& result) {
@@ -45,17 +70,13 @@ void FwpkmStore::settle() {
   if (!open_) {
     return;
   }
-  open_ = false;
   if (rows_.log) {
-    constexpr int64_t kColumns = 32;
-    Run run(pool_);
-    const Tensor some =
-        run.make("fwpkm.sorted", {values_.dim(0), std::min(kColumns, values_.dim(1))}, run.wide());
-    FwpkmStoreCuda::sort(values_, rows_.log.view(), rows_.places.view(), some.view());
+    FwpkmStoreCuda::sort(values_, rows_.log.view(), rows_.places.view(), sorted_.view());
   }
   if (rows_.halved) {
     FwpkmStoreCuda::join(values_);
   }
+  open_ = false;
 }
 
 Tensor FwpkmStore::plain(Run& run, const Tensor& rows) const {
@@ -67,9 +88,8 @@ Tensor FwpkmStore::plain(Run& run, const Tensor& rows) const {
   return copy;
 }
 #else
-void FwpkmStore::open(int64_t) {
-  fail("fwpkm", "a store needs a GPU");
-}
+// Nobody gets this far: there is no GPU to be opened on.
+void FwpkmStore::lay_out() {}
 void FwpkmStore::adopt(const FwpkmResult&) {}
 void FwpkmStore::settle() {}
 Tensor FwpkmStore::plain(Run&, const Tensor& rows) const {

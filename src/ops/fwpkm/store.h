@@ -39,14 +39,19 @@ class FwpkmStore {
   void adopt(const FwpkmResult& result);
   // Makes it a plain table again.
   void settle();
+  // Memory beside the table.
+  size_t bytes() const;
   // Rows that a call wrote elsewhere, as floats.
   Tensor plain(Run& run, const Tensor& rows) const;
 
  private:
+  void lay_out();
+
   Pool& pool_;
   View values_;
   FwpkmSettings settings_;
   FwpkmRows rows_;
+  Tensor sorted_;  // room for some columns of all slots
   bool far_;
   bool open_ = false;
 };
