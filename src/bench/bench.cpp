@@ -68,9 +68,37 @@ struct Contestant {
   Pool pool;
   AdamW optimizer;
   std::unique_ptr<GpuSteps> gpu;
+  int taken = 0;  // steps
   std::vector<double> times;
   std::map<std::string, OpTime> op_times;  // of all timed steps together
   int profiled = 0;
+};
+
+// How models take turns. On a CPU each has a step at a time, so that noise of the machine hits all
+// alike. A GPU is at its power limit: what a step takes depends on what the one before drew, so
+// there a model has several at a time, of which the first do not count.
+struct Turns {
+  int steps, count;
+  bool gpu;
+
+  Turns(int timed_steps, bool on_gpu)
+      : steps(timed_steps), count(on_gpu ? std::min(2, timed_steps) : timed_steps), gpu(on_gpu) {}
+  int timed(int turn) const {
+    return static_cast<int>(int64_t{steps} * (turn + 1) / count - int64_t{steps} * turn / count);
+  }
+  // At first on a GPU: memory, recording, the first replay.
+  int lead(int turn) const {
+    constexpr int kSettling = 8;
+    const int fresh = turn > 0 ? 0 : gpu ? 3 : 1;
+    return fresh + (gpu ? kSettling : 0);
+  }
+  int all_steps() const {
+    int sum = 0;
+    for (int turn = 0; turn < count; ++turn) {
+      sum += lead(turn) + timed(turn);
+    }
+    return sum;
+  }
 };
 
 void add_times(const Profile& profile, Contestant* who) {
@@ -93,23 +121,27 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
     contestants.push_back(std::make_unique<Contestant>(config, options.device));
   }
   const bool gpu = on_gpu(options.device);
-  const int warm = gpu ? 3 : 1;  // on a GPU: memory, recording, the first replay
-  const int rounds = options.steps + warm;
-  for (int round = 0; round < rounds; ++round) {
-    for (size_t c = 0; c < contestants.size(); ++c) {
-      Contestant& who = *contestants[c];
+  const Turns turns(options.steps, gpu);
+  const double all = static_cast<double>(contestants.size()) * turns.all_steps();
+  int done = 0;
+  for (int turn = 0; turn < turns.count; ++turn) {
+    for (const auto& contestant : contestants) {
+      Contestant& who = *contestant;
       const std::string& name = who.model.config().name;
-      progress(fmt::format("{}: step {} of {}", name, std::max(0, round - warm + 1), options.steps),
-               (round + static_cast<double>(c) / static_cast<double>(contestants.size())) /
-                   (rounds + 1));
-      const Profile profile;
-      const double start = now_seconds();
-      const StepResult step = who.step(options, round);
-      require(std::isfinite(step.loss), "bench", "{}: the loss is not finite", name);
-      if (round >= warm) {
-        who.times.push_back(now_seconds() - start);
-        if (!gpu) {
-          add_times(profile, &who);
+      const int lead = turns.lead(turn);
+      for (int i = 0; i < lead + turns.timed(turn); ++i) {
+        progress(fmt::format("{}: step {} of {}", name, who.times.size(), options.steps),
+                 done / (all * (1 + 1.0 / turns.count)));
+        const Profile profile;
+        const double start = now_seconds();
+        const StepResult step = who.step(options, who.taken++);
+        require(std::isfinite(step.loss), "bench", "{}: the loss is not finite", name);
+        ++done;
+        if (i >= lead) {
+          who.times.push_back(now_seconds() - start);
+          if (!gpu) {
+            add_times(profile, &who);
+          }
         }
       }
     }
@@ -119,9 +151,10 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
   for (size_t c = 0; c < contestants.size(); ++c) {
     Contestant& who = *contestants[c];
     const ModelConfig& config = who.model.config();
+    const double parts = static_cast<double>(turns.count) + 1;
     progress(
         fmt::format("{}: products alone", config.name),
-        (rounds + static_cast<double>(c) / static_cast<double>(contestants.size())) / (rounds + 1));
+        (turns.count + static_cast<double>(c) / static_cast<double>(contestants.size())) / parts);
     const int64_t tokens = options.batch * options.seq;
     TrainBenchRow row;
     row.name = config.name;

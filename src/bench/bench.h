@@ -35,7 +35,8 @@ struct TrainBenchOptions {
 // Told what is being done, and how much of it is done (0 to 1).
 using BenchProgress = std::function<void(const std::string& what, double done)>;
 
-// Steps of all models take turns, so that noise of the machine hits all alike.
+// Models take turns, so that noise of the machine hits all alike: on a CPU for a step, on a GPU,
+// where steps pay for what the ones before drew, for half of theirs, after some that do not count.
 std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
                                        const TrainBenchOptions& options,
                                        const BenchProgress& progress);
