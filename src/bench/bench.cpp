@@ -130,7 +130,8 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
       const std::string& name = who.model.config().name;
       const int lead = turns.lead(turn);
       for (int i = 0; i < lead + turns.timed(turn); ++i) {
-        progress(fmt::format("{}: step {} of {}", name, who.times.size(), options.steps),
+        const size_t timed = who.times.size() + (i >= lead ? 1 : 0);
+        progress(fmt::format("{}: step {} of {}", name, timed, options.steps),
                  done / (all * (1 + 1.0 / turns.count)));
         const Profile profile;
         const double start = now_seconds();

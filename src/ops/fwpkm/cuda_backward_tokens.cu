@@ -307,9 +307,13 @@ void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBac
   constexpr int kFew = kFwpkmFewReads;
   const bool few = call.reads <= kFew && !back.memory && !back.late;
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
-    using Row = std::conditional_t<Halved::value, bf16, float>;
-    const auto kernel =
-        few ? &values_kernel<Row, T, Run::value, kFew> : &values_kernel<float, T, Run::value, 0>;
+    auto kernel =
+        &values_kernel<std::conditional_t<Halved::value, bf16, float>, T, Run::value, kFew>;
+    if constexpr (Halved::value) {
+      require(few, "fwpkm", "rows in halves are for few reads and the addressing loss");
+    } else {
+      kernel = few ? kernel : &values_kernel<float, T, Run::value, 0>;
+    }
     launch(false, kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
            "fwpkm gradients of tokens' values", call, span, back, step);
   });

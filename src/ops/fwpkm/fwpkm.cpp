@@ -1,7 +1,6 @@
 #include "ops/fwpkm/fwpkm.h"
 
 #include "ops/fwpkm/reference.h"
-#include "ops/fwpkm/store.h"
 
 namespace fwpkm {
 
@@ -75,7 +74,7 @@ void require_shapes(const Tensor& q, const Tensor& v, const Tensor& g, const Ten
 void require_stored(Device device, const FwpkmRows& stored, const OverlayViews& overlay,
                     const FwpkmSizes& s) {
   const char* name = kFwpkm.name;
-  require(!stored.halved || FwpkmStore::can_halve(s.set, s.dv, device), name,
+  require(!stored.halved || can_halve_rows(s.set, s.dv, device), name,
           "rows of {} numbers cannot lie in halves here", s.dv);
   if (!stored.log) {
     return;
@@ -89,6 +88,13 @@ void require_stored(Device device, const FwpkmRows& stored, const OverlayViews& 
 }
 
 }  // namespace
+
+bool can_halve_rows(const FwpkmSettings& settings, int64_t dv, Device device) {
+  constexpr int64_t kMost = 8192;  // numbers that a block turns into halves
+  return device.kind == DeviceKind::kCuda && device.real == DType::kBF16 && dv % 8 == 0 &&
+         dv <= kMost && settings.heads * settings.topk <= kFwpkmFewReads && settings.addr_loss &&
+         !settings.late_values;
+}
 
 int64_t FwpkmSizes::group_bytes() const {
   const int64_t tokens = batch * time,

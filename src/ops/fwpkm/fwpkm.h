@@ -44,6 +44,9 @@ struct FwpkmRows {
   Tensor log, places, free;
 };
 
+// Whether rows of dv numbers may lie in halves, in calls with these settings.
+bool can_halve_rows(const FwpkmSettings& settings, int64_t dv, Device device);
+
 // A selection to be taken instead of searching for the best: for comparing runs whose rounding
 // differs, and for gradients by differences.
 struct FwpkmSelection {

@@ -3,20 +3,13 @@
 namespace fwpkm {
 namespace {
 
-constexpr int64_t kMostHalved = 8192;  // numbers of a row that a block turns into halves
-constexpr int64_t kSorted = 16;        // columns that are sorted at a time
+constexpr int64_t kSorted = 16;  // columns that are sorted at a time
 
 }  // namespace
 
-bool FwpkmStore::can_halve(const FwpkmSettings& settings, int64_t dv, Device device) {
-  return device.kind == DeviceKind::kCuda && device.real == DType::kBF16 && dv % 8 == 0 &&
-         dv <= kMostHalved && settings.heads * settings.topk <= kFwpkmFewReads &&
-         settings.addr_loss && !settings.late_values;
-}
-
 FwpkmStore::FwpkmStore(Pool& pool, const View& values, const FwpkmSettings& settings, bool far)
     : pool_(pool), values_(values), settings_(settings), far_(far) {
-  rows_.halved = can_halve(settings, values.dim(1), pool.device());
+  rows_.halved = can_halve_rows(settings, values.dim(1), pool.device());
 }
 
 int64_t FwpkmStore::log_rows(int64_t batch, int64_t time) const {

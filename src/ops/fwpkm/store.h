@@ -17,9 +17,6 @@ namespace fwpkm {
 
 class FwpkmStore {
  public:
-  // Whether rows of dv numbers may lie in halves.
-  static bool can_halve(const FwpkmSettings& settings, int64_t dv, Device device);
-
   // For the table `values`, which must outlive this, of calls with these settings. Rows of a table
   // that is not on the card (`far`) keep their places, or they would come and go with the log's.
   FwpkmStore(Pool& pool, const View& values, const FwpkmSettings& settings, bool far);
