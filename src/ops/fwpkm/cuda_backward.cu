@@ -71,7 +71,8 @@ class TwoChains {
       if (back_.keys_live) {
         keys([&] { before_values(span, groups); });
       }
-      values([&] { through_values(call_, span, back_, static_cast<float>(s_.step(c))); });
+      const bool first = c == call_.chunks - 1 || cut_after(c);  // after a fork, or no kernel
+      values([&] { through_values(call_, span, back_, static_cast<float>(s_.step(c)), !first); });
       if (c == call_.chunks - 1 && c > 0 && call_.keys_move && call_.addr_loss) {
         keys([&] { push_all(call_, back_); });
       }

@@ -59,9 +59,10 @@ void push_all(const FwpkmCall& call, const FwpkmBack& back);
 // From the gradients of pushes to those of the marginals; right after to_earlier_keys.
 void find_dpbar(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                 const FwpkmBack& back);
-// The value write and the read: dv, dg, dreads, dw.
-void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
-                    float step);
+// The value write and the read: dv, dg, dreads, dw. next: right after another kernel (launch_next)
+// that, if it is to_earlier_values, may still be running.
+void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back, float step,
+                    bool next);
 // The softmax: ds.
 void through_scores(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back);
 // How many chunks to_queries should have at a time.
@@ -69,7 +70,8 @@ int queries_together(const FwpkmCall& call);
 // dq of some chunks.
 void to_queries(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmBack& back,
                 const FwpkmQueries& queries);
-// Gradients of the rows that the chunk read, to those that earlier chunks wrote.
+// Gradients of the rows that the chunk read, to those that earlier chunks wrote; right after
+// another kernel (launch_next).
 void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                        const FwpkmBack& back);
 // The same for the keys, and the gradients of pushes of the chunk before; right after another

@@ -299,15 +299,6 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   };
   const KeyRound first_pushes(all_before, all_before.begin);
   look_up_pushes(first_pushes);
-  float key[kGroups][4] = {}, key_before[kGroups][4] = {};
-  const auto load_key = [&](const float* from, float(&to)[kGroups][4]) {
-    if (from != nullptr) {
-      for_groups<4, kGroups>(0, half, [&](int g, int c) { load_run(from + c, to[g]); });
-    }
-  };
-  load_key(mine.key(call, span, groups, own.book), key);
-  load_key(mine.key(call, before, groups_before, own.book), key_before);
-
   KeySums sums;
   SelectionScale total{};
   int first = all.begin;
@@ -344,11 +335,20 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     }
     first += kKeyRound;
   } while (first < all.end);
+  // On their way while the sums are put together.
+  float key[kGroups][4] = {}, key_before[kGroups][4] = {}, old[kGroups][4] = {};
+  const auto load_key = [&](const float* from, float(&to)[kGroups][4]) {
+    if (from != nullptr) {
+      for_groups<4, kGroups>(0, half, [&](int g, int c) { load_run(from + c, to[g]); });
+    }
+  };
+  load_key(mine.key(call, span, groups, own.book), key);
+  load_key(mine.key(call, before, groups_before, own.book), key_before);
+  load_key(mine.here && back.keys_live ? mine.after : nullptr, old);
   sums.store(shared.sums);
   __syncthreads();
   if (mine.here) {
-    float old[kGroups][4] = {}, along = 0;
-    load_key(back.keys_live ? mine.after : nullptr, old);
+    float along = 0;
     for_groups<4, kGroups>(0, half, [&](int g, int c) {
       float sum[4];
       load_run(&shared.sums[mine.d][c], sum);

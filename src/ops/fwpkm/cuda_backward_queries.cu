@@ -208,6 +208,8 @@ __global__ void __launch_bounds__(kSliceThreads)
     slice_kernel(FwpkmCall call, FwpkmLists lists, FwpkmBack back, FwpkmQueries queries,
                  int shares) {
   extern __shared__ __align__(16) float slice_memory[];
+  // Whether each difference is rounded by itself, or only their sum, of which bf16 shows nothing.
+  constexpr bool kExact = sizeof(T) == 4;
   const int slices = (call.half + kSlice - 1) / kSlice;
   const int share = static_cast<int>(blockIdx.x) % shares;
   const int first = static_cast<int>(blockIdx.x) / shares % slices * kSlice;
@@ -246,20 +248,23 @@ __global__ void __launch_bounds__(kSliceThreads)
     const int j = begin + lane / kSliceLanes, t = span.token(min(j, end - 1));
     const bool here = j < end && c < call.half;
     const int64_t all = selections_at(call, t, book);
-    float q[4] = {}, sum[4] = {};
+    float q[4] = {}, sum[4] = {}, by_scores = 0;
     if (here && !call.dot) {
       load_run(query_of<T>(call, t, book) + c, q);
     }
     for (int r = 0; r < call.k; r += kSliceLanes) {
       const int some = min(kSliceLanes, call.k - r);
       const QueryTerm term(call, back, live, all + r + min(rank, some - 1));
+      by_scores += rank < some ? term.by_score : 0.0f;
       const auto add = [&](int i) {
         const int at = __shfl_sync(kWholeWarp, term.id, base + i) * kSlice + column;
         const float a = __shfl_sync(kWholeWarp, term.by_score, base + i);
         const float b = __shfl_sync(kWholeWarp, term.by_key, base + i);
         float x[4];
         load_run(keys + at, x);
-        add_run(-1.0f, q, x);
+        if constexpr (kExact) {
+          add_run(-1.0f, q, x);  // q is 0 for dot products
+        }
         add_run(a, x, sum);
         if (live) {
           load_run(dkeys + at, x);
@@ -276,6 +281,13 @@ __global__ void __launch_bounds__(kSliceThreads)
           add(i);
         }
       }
+    }
+    if constexpr (!kExact) {
+#pragma unroll
+      for (int step = kSliceLanes / 2; step > 0; step /= 2) {
+        by_scores += __shfl_xor_sync(kWholeWarp, by_scores, step);
+      }
+      add_run(-by_scores, q, sum);
     }
     if (here) {
       put_wide(static_cast<T*>(back.dq) + static_cast<int64_t>(t) * call.row + book * call.half + c,

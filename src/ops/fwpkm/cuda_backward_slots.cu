@@ -86,8 +86,10 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     rests[warp].count = 0;
   }
   __syncwarp();
+  let_next_start();
   if (item < span.count * call.reads) {
     const SlotWindow window(call, span, groups.reads, item);
+    wait_for_earlier();
     if (window.left >= 0) {
       leave_slot(call, span, back, slot_reads(call, span, groups.reads, window.left), &rests[warp]);
     }
@@ -123,8 +125,8 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                        const FwpkmBack& back) {
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
-    launch(false, &spread_values_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
-           "fwpkm gradients of rows", call, span, groups, back);
+    launch_next(&spread_values_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
+                "fwpkm gradients of rows", call, span, groups, back);
   });
 }
 

@@ -69,35 +69,49 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
   Rows* rows = all_rows[threadIdx.x / 32];
   float2* scales = all_scales[threadIdx.x / 32];  // of values and gradients
   float weight = 0, share = 0;
-  bool alive = false;
   if (lane < kReads) {
-    Rows row = {nullptr, nullptr};
+    rows[lane] = {};
     if (lane < call.reads) {
       const int64_t read = token.read + lane;
       weight = call.weights[read];
-      row.value = value_row(call, call.source[read], call.slots[read]);
-      row.gradient = row_gradient<T>(call, back, token, lane);
-      alive = row.gradient != nullptr;
+      rows[lane].value = value_row(call, call.source[read], call.slots[read]);
       share = token.writes ? call.share[read] : 0.0f;
     }
-    rows[lane] = row;
     scales[lane] = {weight, -share * token.eta * token.gate * weight};
   }
-  const unsigned live = __ballot_sync(kWholeWarp, alive);
   __syncwarp();
+  // Rows of values have long been there; of those after the chunk the kernel before wrote some.
+  unsigned live = 0;
+  const auto find_gradients = [&] {
+    wait_for_earlier();
+    if (lane < call.reads) {
+      rows[lane].gradient = row_gradient<T>(call, back, token, lane);
+    }
+    live = __ballot_sync(kWholeWarp, lane < call.reads && rows[lane].gradient != nullptr);
+    __syncwarp();
+  };
   const T* dy = static_cast<const T*>(back.dy) + back.dy_rows[token.t];
   T* dreads = row_of<T>(call, back.dreads, token.j);
   float x[kReads] = {}, y[kReads] = {};
-  for (int c = lane * kRun; c < call.dv; c += 32 * kRun) {
+  for (int first = 0; first < call.dv; first += 32 * kRun) {
+    const int c = first + lane * kRun;
     RowPart<Row, kRun> held[kReads] = {};
-    float value[kRun], dread[kRun], de[kRun] = {};
+    float value[kRun], dread[kRun] = {}, de[kRun] = {};
+    if (c < call.dv) {
 #pragma unroll
-    for (int r = 0; r < kReads; ++r) {
-      if (r < call.reads) {
-        held[r].load(global_pointer(rows[r].value), false, c, call.dv);
+      for (int r = 0; r < kReads; ++r) {
+        if (r < call.reads) {
+          held[r].template load<true>(global_pointer(rows[r].value), false, c, call.dv);
+        }
       }
+      load_run(dy + c, dread);
     }
-    load_run(dy + c, dread);
+    if (first == 0) {
+      find_gradients();
+    }
+    if (c >= call.dv) {
+      break;
+    }
     if (live != 0) {
       RowPart<T, kRun> gradients[kReads] = {};
       float gradient[kRun], error[kRun] = {}, target[kRun];
@@ -280,8 +294,12 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   if (j >= span.count) {
     return;
   }
+  let_next_start();
   const Token token(call, span, j, step);
   const int lane = threadIdx.x % 32;
+  if constexpr (kReads == 0) {
+    wait_for_earlier();
+  }
   // Nobody writes towards the first tokens of a chunk.
   if (back.dv != nullptr && !back.add_v && (!call.write || j % span.length < call.lookahead)) {
     T* dv = static_cast<T*>(back.dv) + static_cast<int64_t>(token.t) * call.dv;
@@ -302,8 +320,8 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 }  // namespace
 
-void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
-                    float step) {
+void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back, float step,
+                    bool next) {
   constexpr int kFew = kFwpkmFewReads;
   const bool few = call.reads <= kFew && !back.memory && !back.late;
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
@@ -314,7 +332,7 @@ void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBac
     } else {
       kernel = few ? kernel : &values_kernel<float, T, Run::value, 0>;
     }
-    launch(false, kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
+    launch(next, kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
            "fwpkm gradients of tokens' values", call, span, back, step);
   });
 }

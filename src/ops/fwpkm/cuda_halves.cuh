@@ -31,17 +31,19 @@ template <typename T, int kRun, ValueRows kValues = ValueRows::kAsOthers>
 struct RowPart {
   uint32_t words[kRun];
 
-  // `value`: of a row of values, which has `width` numbers.
+  // `value`: of a row of values, which has `width` numbers. kOnce: nobody wants it again before
+  // long, so that it should not take the place of others in the cache; rows in halves are such.
+  template <bool kOnce = false>
   __device__ void load(const void* row, bool value, int c, int width) {
     if (kValues == ValueRows::kHalves && value) {
-      load_words<kRun / 2>(static_cast<const uint16_t*>(row) + c, 0);
-      load_words<kRun / 2>(static_cast<const uint16_t*>(row) + width + c, kRun / 2);
+      load_words<kRun / 2, true>(static_cast<const uint16_t*>(row) + c, 0);
+      load_words<kRun / 2, true>(static_cast<const uint16_t*>(row) + width + c, kRun / 2);
     } else if (sizeof(T) == 4 || (kValues == ValueRows::kFloats && value)) {
-      load_words<kRun>(static_cast<const float*>(row) + c, 0);
+      load_words<kRun, kOnce>(static_cast<const float*>(row) + c, 0);
     } else if constexpr (kRun == 1) {
       words[0] = *reinterpret_cast<const uint16_t*>(static_cast<const T*>(row) + c);
     } else {
-      load_words<kRun / 2>(static_cast<const T*>(row) + c, 0);
+      load_words<kRun / 2, kOnce>(static_cast<const T*>(row) + c, 0);
     }
   }
   __device__ void get(bool value, float (&to)[kRun]) const {
@@ -66,10 +68,14 @@ struct RowPart {
       to[i + 1] = Halves::join(upper >> 16, lower >> 16);
     }
   }
-  template <int kWords>
+  template <int kWords, bool kOnce>
   __device__ void load_words(const void* from, int at) {
-    if constexpr (kWords == 4) {
-      const auto held = *static_cast<const uint4*>(from);
+    if constexpr (kWords == 8) {
+      load_words<4, kOnce>(from, at);
+      load_words<4, kOnce>(static_cast<const uint4*>(from) + 1, at + 4);
+    } else if constexpr (kWords == 4) {
+      const auto* four = static_cast<const uint4*>(from);
+      const uint4 held = kOnce ? __ldcs(four) : *four;
       words[at] = held.x, words[at + 1] = held.y, words[at + 2] = held.z, words[at + 3] = held.w;
     } else if constexpr (kWords == 2) {
       const auto held = *static_cast<const uint2*>(from);
@@ -106,8 +112,10 @@ __device__ inline void store_part(To* row, int c, int width, const float (&x)[kR
       }
     }
     auto* halves = reinterpret_cast<uint16_t*>(row);
-    *reinterpret_cast<uint4*>(halves + c) = {upper[0], upper[1], upper[2], upper[3]};
-    *reinterpret_cast<uint4*>(halves + width + c) = {lower[0], lower[1], lower[2], lower[3]};
+    __stcs(reinterpret_cast<uint4*>(halves + c),
+           make_uint4(upper[0], upper[1], upper[2], upper[3]));
+    __stcs(reinterpret_cast<uint4*>(halves + width + c),
+           make_uint4(lower[0], lower[1], lower[2], lower[3]));
   } else {
     store_wide(row + c, x);
   }
