@@ -229,10 +229,14 @@ Tensor Model::sequence_memory(Run& run, const Layer& layer, int index, const Ten
   record.gates = g;
   const RowMemory* rows =
       options.rows.empty() ? nullptr : &options.rows[static_cast<size_t>(index)];
+  // Nobody will ask for what the rows wrote.
+  const bool forgotten =
+      config_.memory == MemoryMode::kPerSequence && config_.carry == Carry::kSequence;
   Tensor output, losses;
   if (config_.has_fwpkm(index)) {
     FwpkmSettings settings = fwpkm_settings(config_);
     settings.write = options.write_memory;
+    settings.last_write = !forgotten;
     record.fwpkm = fwpkm_memory(
         run, q, v, config_.fwpkm.weighted() ? g : Tensor(), layer.memory.keys, layer.memory.values,
         settings, rows != nullptr ? rows->overlay.views() : OverlayViews(),
@@ -266,8 +270,7 @@ Tensor Model::sequence_memory(Run& run, const Layer& layer, int index, const Ten
     trace_memory(run, index, g, losses);
   }
   if (options.records != nullptr) {
-    if (config_.memory == MemoryMode::kPerSequence && config_.carry == Carry::kSequence) {
-      // Nobody will ask for what the rows wrote.
+    if (forgotten) {
       record.fwpkm.rows = record.fwpkm.writes = Tensor();
       record.mlp.after = {};
     }

@@ -108,6 +108,7 @@ std::string describe(const Sizes& z, const FwpkmSettings& s) {
     name += fmt::format(",step={}", s.step);
   }
   add(!s.write, ",read only");
+  add(!s.last_write, ",forgotten");
   add(s.bptt_chunks > 0, ",truncated");
   add(!z.gate, ",no gate");
   add(z.overlay, ",overlay");
@@ -142,6 +143,8 @@ Case make(const Sizes& z, const FwpkmSettings& s) {
                                    r.losses, r.addressing, r.selection.ids};
     if (s.write) {
       outputs.push_back(r.keys);
+    }
+    if (s.write && s.last_write) {
       outputs.push_back(written(run, r, slots));
     }
     return outputs;
@@ -282,6 +285,7 @@ std::vector<Case> fwpkm_cases() {
         },
         ungated);
     with([](FwpkmSettings& s) { s.write = false; }, over);
+    with([](FwpkmSettings& s) { s.last_write = false; }, over);
     with(
         [](FwpkmSettings& s) {
           s.addr_loss = false;

@@ -138,10 +138,14 @@ bool values_apart(const FwpkmCall& call) {
   return !pushed_by_values && (call.keys_move || call.chunks > 1);
 }
 
-// Groups the reads of a chunk while their rows are read; then writes.
-void write(const FwpkmCall& call, const ForwardWork& work, const FwpkmSpan& span, bool apart) {
+// Groups the reads of a chunk while their rows are read; then writes, if `wanted`.
+void write(const FwpkmCall& call, const ForwardWork& work, const FwpkmSpan& span, bool apart,
+           bool wanted) {
   Profile::phase(FwpkmPhases::write_values, [&] {
     run_beside(apart, Side::kShort, [&] { group_reads(call, work.lists, span); });
+    if (!wanted) {
+      return;
+    }
     run_beside(apart, Side::kLong, [&] {
       if (apart) {
         SideStream::join(Side::kShort);
@@ -266,7 +270,7 @@ void fwpkm_forward_cuda(const OpArgs& args) {
       Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
     });
     if (call.write) {
-      write(call, work, span, apart);
+      write(call, work, span, apart, c + 1 < call.chunks || s.set.last_write || s.set.late_values);
     }
     if (call.keys_move) {
       Profile::phase(FwpkmPhases::write_keys, [&] {

@@ -28,6 +28,9 @@ struct FwpkmSettings {
   bool official = false;    // SPEC's "compat: official"; `step` is then without C/(C-L)
   bool shared = false;      // all rows of the batch write one table; else each row its own
   bool write = true;        // false: read only
+  // False: nobody asks for the rows that the last chunk writes, which no token of the call reads;
+  // they may then be missing.
+  bool last_write = true;
   // Backward takes, for the rows that the first chunk read, those after the last one, as the
   // released code does: it writes them over the first ones while autograd still needs those. Not
   // the gradient of anything; for comparing with numbers made by that code.
