@@ -24,10 +24,6 @@ class Table {
     add(name, {out, in}, init, true);
     specs.back().half = true;
   }
-  // A table that is looked up, not multiplied.
-  void table(const std::string& name, int64_t rows, int64_t width, Init init) {
-    add(name, {rows, width}, init, true);
-  }
   void linear(const std::string& name, int64_t out, int64_t in) {
     linear(name, out, in, {Init::Kind::kNormal, std_});
   }
@@ -88,9 +84,9 @@ void pkm_specs(const ModelConfig& c, const std::string& at, Table* table) {
   const PkmConfig& p = c.pkm;
   const int64_t d = c.hidden_size, width = p.heads * p.key_dim;
   const double out_std = 1 / std::sqrt(static_cast<double>(d));
-  table->table(at + "keys", 2 * p.heads * p.n_subkeys, p.key_dim / 2,
-               uniform(1 / std::sqrt(static_cast<double>(p.key_dim))));
-  // Looked up too, but so often that 16 bits are worth a copy.
+  table->matrix(at + "keys", 2 * p.heads * p.n_subkeys, p.key_dim / 2,
+                uniform(1 / std::sqrt(static_cast<double>(p.key_dim))));
+  // Looked up, not multiplied, but so often that 16 bits are worth a copy.
   table->matrix(at + "values.weight", p.slots(), p.value_dim,
                 normal(1 / std::sqrt(static_cast<double>(p.value_dim))));
   table->linear(at + "value_proj", d, p.value_dim, normal(out_std));

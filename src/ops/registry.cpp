@@ -57,7 +57,7 @@ std::span<const OpInfo> all_ops() {
       {&kDeltaGates, &delta_gates_cases, "A_log dt_bias"},
       {&kDeltaRule, &delta_rule_cases, "g beta state"},
       {&kNormGate, &norm_gate_cases, "w"},
-      {&kPkmRead, &pkm_read_cases, "keys", "values"},
+      {&kPkmRead, &pkm_read_cases, "", "keys values"},
       {&kFwpkm, &fwpkm_cases, "g keys values"},
       {&kZScore, &z_score_cases},
       {&kMemoryNorm, &memory_norm_cases, "w_q w_v w_g", "gate b"},

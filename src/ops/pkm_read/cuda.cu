@@ -1,7 +1,7 @@
 // Forward: the scores of a block of tokens as products, the best sub-keys and slots with a warp for
-// each head of a token, then the rows. Queries in bf16 are multiplied on tensor cores: with keys
-// that are sums of three bf16 nothing is rounded but the sums, which are floats, so that the same
-// slots are chosen as with floats.
+// each head of a token, then the rows. Queries and keys in bf16 are multiplied on tensor cores:
+// nothing is rounded but the sums, which are floats, so that the same slots are chosen as with
+// floats of the same value.
 #include "ops/pkm_read/parts.cuh"
 #include "ops/pkm_read/select_few.cuh"
 
@@ -91,33 +91,6 @@ __global__ void slots_kernel(const float* best, const int32_t* ids, int64_t item
   total = warp_sum(total);
   for (int64_t r = lane; r < k; r += 32) {
     weight[r] /= total;
-  }
-}
-
-// Halves of queries, once for each term of the keys: to [rows, terms, padded], zeros behind each. A
-// thread takes 8 numbers; `in_runs` says that they can be read at once.
-__global__ void repeat_kernel(const bf16* q, bf16* to, uint32_t items, int half,
-                              FastDivisor runs_in_row, bool in_runs) {
-  const uint32_t item = blockIdx.x * blockDim.x + threadIdx.x;
-  if (item >= items) {
-    return;
-  }
-  const uint32_t row = runs_in_row.quotient(item);
-  const int first = static_cast<int>(item - row * runs_in_row.divisor) * 8;
-  q += int64_t{row} * half + first;
-  float held[8];
-  if (in_runs) {
-    load_run(q, held);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      held[i] = first + i < half ? to_float(q[i]) : 0;
-    }
-  }
-  const int64_t padded = int64_t{runs_in_row.divisor} * 8;
-#pragma unroll
-  for (int term = 0; term < kPkmKeyTerms; ++term) {
-    store_run(to + (int64_t{row} * kPkmKeyTerms + term) * padded + first, held);
   }
 }
 
@@ -223,57 +196,36 @@ void launch_slots(const PkmSizes& s, const PkmForwardParts& parts, int64_t token
   }
 }
 
-// The scores of `count` tokens from q on.
-GpuGemm score_product(const PkmSizes& s, int64_t count) {
-  return {.transpose_b = true,
-          .m = count,
-          .n = s.n,
-          .k = s.half,
-          .lda = s.row,
-          .ldb = s.half,
-          .ldc = pkm_books(s) * pkm_pitch(s),
-          .batch = pkm_books(s),
-          .stride_a = s.half,
-          .stride_b = s.n * s.half,
-          .stride_c = pkm_pitch(s)};
-}
-
-void make_scores(const OpArgs& args, const PkmSizes& s, const PkmForwardParts& parts,
-                 const float* q, int64_t count) {
-  gpu_gemm(score_product(s, count), q, args.in[1].ptr<float>(), parts.scores);
-}
-
-void make_scores(const OpArgs& args, const PkmSizes& s, const PkmForwardParts& parts, const bf16* q,
-                 int64_t count) {
-  const int64_t padded = pkm_padded_half(s), items = count * pkm_books(s) * padded / 8;
-  const bool in_runs =
-      s.half % 8 == 0 && reinterpret_cast<uintptr_t>(args.in[0].data) % (8 * sizeof(bf16)) == 0;
-  repeat_kernel<<<static_cast<unsigned>(ceil_div(items, 256)), 256, 0, this_stream()>>>(
-      q, parts.queries, static_cast<uint32_t>(items), static_cast<int>(s.half),
-      FastDivisor(padded / 8), in_runs);
-  check_launch("pkm_read queries");
-  GpuGemm product = score_product(s, count);
-  product.k = product.ldb = product.stride_a = kPkmKeyTerms * padded;
-  product.lda = pkm_books(s) * product.k;
-  product.stride_b = s.n * product.k;
-  gpu_gemm(product, parts.queries, parts.keys, parts.scores);
+// The scores of `count` tokens from q on: floats, also if queries and keys have 16 bits.
+template <typename T>
+void make_scores(const PkmSizes& s, const T* q, const T* keys, int64_t count, float* scores) {
+  gpu_gemm({.transpose_b = true,
+            .m = count,
+            .n = s.n,
+            .k = s.half,
+            .lda = s.row,
+            .ldb = s.half,
+            .ldc = pkm_books(s) * pkm_pitch(s),
+            .batch = pkm_books(s),
+            .stride_a = s.half,
+            .stride_b = s.n * s.half,
+            .stride_c = pkm_pitch(s)},
+           q, keys, scores);
 }
 
 template <typename T>
 void forward(const OpArgs& args, const PkmSizes& s) {
-  const PkmForwardParts parts(s, args, args.workspace);
+  const PkmForwardParts parts(s, args.workspace);
   const T* q = args.in[0].ptr<T>();
+  const T* keys = args.in[1].ptr<T>();
   const T* values = args.in[2].ptr<T>();
   T* y = args.out[0].ptr<T>();
   int32_t* slots = args.out[1].ptr<int32_t>();
   float* weights = args.out[2].ptr<float>();
-  if constexpr (sizeof(T) == 2) {
-    split_keys<kPkmKeyTerms>(s, args.in[1].ptr<float>(), parts.keys);
-  }
   const int64_t step = pkm_tokens_at_once(s);
   for (int64_t first = 0; first < s.tokens; first += step) {
     const int64_t count = std::min(step, s.tokens - first);
-    make_scores(args, s, parts, q + first * s.row, count);
+    make_scores(s, q + first * s.row, keys, count, parts.scores);
     const int64_t at = first * s.reads;
     if (pkm_few(s)) {
       launch_select(s, parts, count, slots + at, weights + at);
@@ -304,8 +256,9 @@ void forward(const OpArgs& args, const PkmSizes& s) {
 
 void pkm_read_forward_cuda(const OpArgs& args) {
   const PkmSizes s(args);
-  require(args.in[2].dtype == args.in[0].dtype, "pkm_read", "queries are {}, but values are {}",
-          dtype_name(args.in[0].dtype), dtype_name(args.in[2].dtype));
+  const DType q = args.in[0].dtype, keys = args.in[1].dtype, values = args.in[2].dtype;
+  require(keys == q && values == q, "pkm_read", "queries are {}, but keys are {} and values {}",
+          dtype_name(q), dtype_name(keys), dtype_name(values));
   if (s.tokens > 0) {
     with_real(args.in[0], [&]<typename T>(T*) { forward<T>(args, s); });
   }
@@ -313,8 +266,7 @@ void pkm_read_forward_cuda(const OpArgs& args) {
 
 size_t pkm_read_workspace_cuda(const OpArgs& args, bool backward) {
   const PkmSizes s(args);
-  return backward ? PkmBackwardParts(s, args, nullptr).bytes
-                  : PkmForwardParts(s, args, nullptr).bytes;
+  return backward ? PkmBackwardParts(s, args, nullptr).bytes : PkmForwardParts(s, nullptr).bytes;
 }
 
 }  // namespace fwpkm

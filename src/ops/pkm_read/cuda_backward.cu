@@ -193,11 +193,10 @@ void weight_gradients(const OpArgs& args, const PkmSizes& s, float* dw) {
   }
 }
 
-// dq and dkeys. `keys` are of q's type, rows of ld numbers.
+// dq and dkeys.
 template <typename T>
-void score_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts,
-                     const T* keys, int64_t ld) {
-  const T* q = args.in[0].ptr<T>();
+void score_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts) {
+  const T *q = args.in[0].ptr<T>(), *keys = args.in[1].ptr<T>();
   T *dq = args.din[0].ptr<T>(), *dscores = static_cast<T*>(parts.dscores);
   float* dkeys = args.din[1].ptr<float>();
   const int64_t step = pkm_gradient_tokens(s, args.in[0].dtype), pitch = pkm_pitch(s);
@@ -215,11 +214,11 @@ void score_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
                 .n = s.half,
                 .k = s.n,
                 .lda = pkm_books(s) * pitch,
-                .ldb = ld,
+                .ldb = s.half,
                 .ldc = s.row,
                 .batch = pkm_books(s),
                 .stride_a = pitch,
-                .stride_b = s.n * ld,
+                .stride_b = s.n * s.half,
                 .stride_c = s.half,
                 .beta = args.accumulate[0] ? 1.0f : 0.0f},
                dscores, keys, dq + first * s.row);
@@ -254,15 +253,7 @@ void backward(const OpArgs& args, const PkmSizes& s) {
   if (!in_one_pass<T>(args, s) || s.dv == 0) {
     weight_gradients<T>(args, s, parts.dw);
   }
-  const float* keys = args.in[1].ptr<float>();
-  if constexpr (sizeof(T) == 2) {
-    if (args.din[0]) {
-      split_keys<1>(s, keys, parts.keys);
-    }
-    score_gradients<T>(args, s, parts, parts.keys, pkm_padded_half(s));
-  } else {
-    score_gradients<T>(args, s, parts, keys, s.half);
-  }
+  score_gradients<T>(args, s, parts);
 }
 
 }  // namespace

@@ -43,33 +43,20 @@ inline int64_t pkm_pitch(const PkmSizes& s) {
   return ceil_div(s.n, 8) * 8;
 }
 
-// Copies in bf16 of halves of queries and of keys have zeros behind them.
-inline int64_t pkm_padded_half(const PkmSizes& s) {
-  return ceil_div(s.half, 8) * 8;
-}
-
-// Keys as sums of bf16: three of them have all the bits of a float.
-inline constexpr int kPkmKeyTerms = 3;
-
 struct PkmForwardParts {
   float* scores;    // [block, H, 2, pitch]
   float* best;      // [block, H, 2, k], the best sub-scores, unless they are few
   int32_t* ids;     // [block, H, 2, k], and their sub-keys
   uint64_t* lists;  // [block, H, 2, k], where k is too large for shared memory
-  bf16* queries;    // [block, H, 2, terms, padded half], if they are bf16
-  bf16* keys;       // [H, 2, n, terms, padded half], likewise
   size_t bytes;
 
-  PkmForwardParts(const PkmSizes& s, const OpArgs& args, void* workspace) {
+  PkmForwardParts(const PkmSizes& s, void* workspace) {
     const int64_t rows = pkm_tokens_at_once(s) * pkm_books(s);
-    const int64_t split = args.in[0].dtype == DType::kBF16 ? kPkmKeyTerms * pkm_padded_half(s) : 0;
     Carver carver(workspace);
     scores = carver.take<float>(rows * pkm_pitch(s));
     best = carver.take<float>(pkm_few(s) ? 0 : rows * s.k);
     ids = carver.take<int32_t>(pkm_few(s) ? 0 : rows * s.k);
     lists = carver.take<uint64_t>(s.k > kPkmSharedKeys ? rows * s.k : 0);
-    queries = carver.take<bf16>(rows * split);
-    keys = carver.take<bf16>(pkm_books(s) * s.n * split);
     bytes = carver.used();
   }
 };
@@ -88,7 +75,6 @@ static_assert(PkmRowShape<bf16>::kColumns == kPkmOnePass &&
 struct PkmBackwardParts {
   float* dw;        // [M, H, k], gradients of weights
   void* dscores;    // [block, H, 2, pitch] of q's type
-  bf16* keys;       // [H, 2, n, padded half], if queries are bf16
   RowSumPlan sums;  // of dvalues
   size_t bytes;
 
@@ -99,9 +85,6 @@ struct PkmBackwardParts {
   PkmBackwardParts(const PkmSizes& s, const OpArgs& args, Carver carver)
       : dw(carver.take<float>(through_scores(args) ? s.tokens * s.reads : 0)),
         dscores(carver.take<std::byte>(through_scores(args) ? score_bytes(s, args) : 0)),
-        keys(carver.take<bf16>(args.in[0].dtype == DType::kBF16 && args.din[0]
-                                   ? pkm_books(s) * s.n * pkm_padded_half(s)
-                                   : 0)),
         sums(args.din[2] ? s.tokens * s.reads : 0, s.dv, carver),
         bytes(carver.used()) {}
 
@@ -112,29 +95,5 @@ struct PkmBackwardParts {
            static_cast<int64_t>(dtype_size(type));
   }
 };
-
-// Rows of floats as sums of kTerms bf16: to [rows, kTerms, padded], zeros behind each. The smallest
-// come first, so that a product adds them up before sums are large.
-template <int kTerms>
-__global__ void split_kernel(const float* from, bf16* to, int64_t width, int64_t padded) {
-  const int64_t row = blockIdx.x;
-  for (int64_t i = threadIdx.x; i < padded; i += blockDim.x) {
-    float left = i < width ? from[row * width + i] : 0;
-#pragma unroll
-    for (int term = 0; term < kTerms; ++term) {
-      const bf16 part = from_float<bf16>(left);
-      to[(row * kTerms + kTerms - 1 - term) * padded + i] = part;
-      left -= to_float(part);
-    }
-  }
-}
-
-template <int kTerms>
-void split_keys(const PkmSizes& s, const float* keys, bf16* to) {
-  const int64_t rows = pkm_books(s) * s.n;
-  split_kernel<kTerms><<<static_cast<unsigned>(rows), 128, 0, this_stream()>>>(keys, to, s.half,
-                                                                               pkm_padded_half(s));
-  check_launch("pkm_read keys");
-}
 
 }  // namespace fwpkm
