@@ -37,7 +37,7 @@ bool on_gpu(Device device) {
 // A model in training, as one contestant.
 struct Contestant {
   Contestant(const ModelConfig& config, Device device)
-      : model(config, device, true), pool(device), optimizer(&model.parameters()) {
+      : model(config, device, true), pool(device), optimizer(&model.parameters(), true) {
     model.parameters().initialize(1);
     queue(true);
   }

@@ -25,13 +25,13 @@ struct Outcome {
 // What becomes of an input of a case on a device that computes in 16 bits.
 struct InputTypes {
   DType value, grad;
-  bool weight;  // always a parameter
+  bool weight;  // always a parameter; its gradient is not of 16 bits
 
   InputTypes(const OpInfo& info, const InputSpec& spec, Device device) {
     const auto listed = [&](const char* names) {
       return fmt::format(" {} ", names).find(fmt::format(" {} ", spec.name)) != std::string::npos;
     };
-    weight = listed(info.weights) && device.real != device.wide();
+    weight = listed(info.weights) && !spec.half_grad && device.real != device.wide();
     value = listed(info.wide) ? device.wide() : device.real;
     grad = weight ? device.wide() : value;
   }

@@ -458,6 +458,14 @@ void Parameters::mark_gradients(bool written) {
   }
 }
 
+void Parameters::narrow_gradients() {
+  for (size_t p = 0; p < specs_.size(); ++p) {
+    if (squares_[p] != nullptr) {
+      tensors_[p].node()->grad.dtype = device_.real;
+    }
+  }
+}
+
 void Parameters::settle_gradients() {
   for (size_t p = 0; p < specs_.size(); ++p) {
     Node& node = *tensors_[p].node();

@@ -35,7 +35,8 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
 // may also lie in a mapped file, whose pages all processes that map it share.
 //
 // Where activations are bf16, what products multiply is bf16 too. In training those weights are
-// copies: an optimizer changes the masters, which are float as all other weights and all gradients.
+// copies: an optimizer changes the masters, which are float as all other weights and, unless they
+// are told otherwise, all gradients.
 class Parameters {
  public:
   // Memory is reserved but not set; call initialize() or load. With `file`, a tensor that is there
@@ -68,6 +69,10 @@ class Parameters {
   // Whether there is something in the gradients that backward is to add to; otherwise what comes
   // first overwrites them.
   void mark_gradients(bool written);
+  // From now on those of PKM's values have the 16 bits of activations, if these have; they are in
+  // the same memory. For sums of one batch, which are rounded once; if more were added to them,
+  // they would be rounded each time.
+  void narrow_gradients();
   // After backward: those that nobody wrote become zero.
   void settle_gradients();
   // While training steps have the tables of memories in a form of their own (FwpkmStore), nobody

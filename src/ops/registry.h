@@ -25,8 +25,9 @@ struct InputSpec {
   const char* name;
   Shape shape;  // rank 0: an optional input that is left out
   Draw draw = Draw::kNormal;
-  int64_t limit = 0;  // for kIndex and kLabel
-  bool grad = true;   // float inputs only: check the gradient
+  int64_t limit = 0;       // for kIndex and kLabel
+  bool grad = true;        // float inputs only: check the gradient
+  bool half_grad = false;  // of a weight of 16 bits: the gradient has no more
 };
 
 // One case: inputs to draw and a call of the op. `build` returns the outputs to compare.

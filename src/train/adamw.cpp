@@ -7,8 +7,12 @@
 
 namespace fwpkm {
 
-AdamW::AdamW(Parameters* parameters) : parameters_(parameters), pool_(parameters->device()) {
+AdamW::AdamW(Parameters* parameters, bool one_batch)
+    : parameters_(parameters), pool_(parameters->device()) {
   require(parameters->has_gradients(), "adamw", "the model was made without gradients");
+  if (one_batch) {
+    parameters->narrow_gradients();
+  }
   constexpr size_t kAlign = 64;
   const auto& specs = parameters->specs();
   const size_t element = dtype_size(parameters->device().wide());

@@ -24,7 +24,9 @@ struct AdamWSettings {
 class AdamW {
  public:
   // Keeps two numbers per trainable parameter. `parameters` must outlive this and have gradients.
-  explicit AdamW(Parameters* parameters);
+  // With `one_batch`, steps have one batch each and large gradients may have 16 bits
+  // (Parameters::narrow_gradients).
+  explicit AdamW(Parameters* parameters, bool one_batch = false);
 
   // Euclidean norm of all gradients. Summed in blocks of a fixed size, so it does not depend on
   // the number of threads.

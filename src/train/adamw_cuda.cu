@@ -13,13 +13,13 @@ constexpr int64_t kPiece = 16384;
 
 struct Piece {
   float* weight;
-  const float* grad;
+  const void* grad;  // of floats or bf16
   float *first, *second;
   bf16* half;             // or null
   const double* squares;  // of the whole parameter (AdamWGpu::Part)
   int32_t turn, turns;    // it adds up those that are `turns` apart
   int32_t size;
-  bool decay;
+  bool decay, half_grad;
 };
 
 struct Numbers {
@@ -47,6 +47,16 @@ __device__ double block_sum_double(double x) {
   return parts[0];
 }
 
+// fn with the piece's gradient in its type.
+template <typename Fn>
+__device__ void with_gradient(const Piece& piece, Fn&& fn) {
+  if (piece.half_grad) {
+    fn(static_cast<const bf16*>(piece.grad));
+  } else {
+    fn(static_cast<const float*>(piece.grad));
+  }
+}
+
 __global__ void squares_kernel(const Piece* pieces, double* partial) {
   const Piece piece = pieces[blockIdx.x];
   double sum = 0;
@@ -57,15 +67,18 @@ __global__ void squares_kernel(const Piece* pieces, double* partial) {
   }
   // Parameters begin at whole cache lines: all but their ends can be taken four at a time.
   const int size = sums > 0 ? 0 : piece.size, whole = size / 4;
+  with_gradient(piece, [&](const auto* grad) {
+    const auto square = [](float g) { return static_cast<double>(g) * g; };
 #pragma unroll 4
-  for (int i = threadIdx.x; i < whole; i += kThreads) {
-    const float4 g = reinterpret_cast<const float4*>(piece.grad)[i];
-    sum += static_cast<double>(g.x) * g.x + static_cast<double>(g.y) * g.y +
-           static_cast<double>(g.z) * g.z + static_cast<double>(g.w) * g.w;
-  }
-  for (int i = 4 * whole + threadIdx.x; i < size; i += kThreads) {
-    sum += static_cast<double>(piece.grad[i]) * piece.grad[i];
-  }
+    for (int i = threadIdx.x; i < whole; i += kThreads) {
+      float g[4];
+      load_run(grad + 4 * i, g);
+      sum += square(g[0]) + square(g[1]) + square(g[2]) + square(g[3]);
+    }
+    for (int i = 4 * whole + threadIdx.x; i < size; i += kThreads) {
+      sum += square(to_float(grad[i]));
+    }
+  });
   sum = block_sum_double(sum);
   if (threadIdx.x == 0) {
     partial[blockIdx.x] = sum;
@@ -101,19 +114,14 @@ struct Update {
   }
 };
 
-__global__ void update_kernel(const Piece* pieces, const Numbers* numbers, const Found* found) {
-  const Piece piece = pieces[blockIdx.x];
-  if (!found->finite) {
-    return;
-  }
-  const Numbers c = *numbers;
-  const Update update = {c, piece.decay ? c.keep : 1.0f, found->scale};
+template <typename Grad>
+__device__ void update_piece(const Piece& piece, const Grad* grad, const Update& update) {
   const int whole = piece.size / 4;
 #pragma unroll 2
   for (int i = 4 * threadIdx.x; i < 4 * whole; i += 4 * kThreads) {
     float w[4], g[4], m[4], v[4];
     load_run(piece.weight + i, w);
-    load_run(piece.grad + i, g);
+    load_run(grad + i, g);
     load_run(piece.first + i, m);
     load_run(piece.second + i, v);
 #pragma unroll
@@ -128,12 +136,22 @@ __global__ void update_kernel(const Piece* pieces, const Numbers* numbers, const
     }
   }
   for (int i = 4 * whole + threadIdx.x; i < piece.size; i += kThreads) {
-    const float w = update(piece.weight[i], piece.grad[i], piece.first + i, piece.second + i);
+    const float w = update(piece.weight[i], to_float(grad[i]), piece.first + i, piece.second + i);
     piece.weight[i] = w;
     if (piece.half != nullptr) {
       piece.half[i] = from_float<bf16>(w);
     }
   }
+}
+
+__global__ void update_kernel(const Piece* pieces, const Numbers* numbers, const Found* found) {
+  const Piece piece = pieces[blockIdx.x];
+  if (!found->finite) {
+    return;
+  }
+  const Numbers c = *numbers;
+  const Update update = {c, piece.decay ? c.keep : 1.0f, found->scale};
+  with_gradient(piece, [&](const auto* grad) { update_piece(piece, grad, update); });
 }
 
 template <typename T>
@@ -167,13 +185,15 @@ AdamWGpu::AdamWGpu(const std::vector<Part>& parts) : memory_(std::make_unique<Me
   std::vector<Piece> pieces;
   for (const Part& part : parts) {
     const auto turns = static_cast<int32_t>(ceil_div(part.weight.size(), kPiece));
+    const auto* grad = static_cast<const std::byte*>(part.grad.data);
+    const auto width = static_cast<int64_t>(dtype_size(part.grad.dtype));
     for (int64_t begin = 0; begin < part.weight.size(); begin += kPiece) {
-      pieces.push_back({part.weight.ptr<float>() + begin, part.grad.ptr<float>() + begin,
+      pieces.push_back({part.weight.ptr<float>() + begin, grad + begin * width,
                         part.first.ptr<float>() + begin, part.second.ptr<float>() + begin,
                         part.half ? part.half.ptr<bf16>() + begin : nullptr, part.squares,
                         static_cast<int32_t>(begin / kPiece), turns,
                         static_cast<int32_t>(std::min(kPiece, part.weight.size() - begin)),
-                        part.decay});
+                        part.decay, part.grad.dtype == DType::kBF16});
     }
   }
   Memory& m = *memory_;

@@ -12,9 +12,9 @@ namespace fwpkm {
 
 class AdamWGpu {
  public:
-  // One parameter: its master, its copy of 16 bits (or an empty view), gradient and moments; and
-  // where the number of sums of squares of the gradient and then those sums are (or null): if there
-  // are any, the norm does not read the gradient.
+  // One parameter: its master, its copy of 16 bits (or an empty view), gradient (float or bf16)
+  // and moments; and where the number of sums of squares of the gradient and then those sums are
+  // (or null): if there are any, the norm does not read the gradient.
   struct Part {
     View weight, half, grad, first, second;
     bool decay;

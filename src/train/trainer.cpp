@@ -36,7 +36,7 @@ class Trainer {
         data_(std::move(data)),
         model_(config, device, true),
         pool_(device),
-        optimizer_(&model_.parameters()),
+        optimizer_(&model_.parameters(), parts() == 1),
         carried_(model_, pool_, config.train.micro()) {
     if (GpuSteps::can(model_)) {
       gpu_ = std::make_unique<GpuSteps>(model_, optimizer_);

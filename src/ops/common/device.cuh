@@ -14,7 +14,8 @@
 namespace fwpkm {
 
 // Activations are float or bf16; all arithmetic is in float. What kernels keep for themselves
-// (statistics, decays, states) and the gradients of parameters are float in either case.
+// (statistics, decays, states) and the gradients of parameters are float in either case, but for
+// those that Parameters::narrow_gradients tells of.
 using bf16 = __nv_bfloat16;
 template <>
 struct DTypeOf<bf16> {

@@ -48,21 +48,22 @@ struct RowSumPlan {
   float* list_dots() const { return reinterpret_cast<float*>(numbers); }
 };
 
-// What is added up: to[id] = (or +=, if `add`) weight * row, over all places of an id.
-template <typename T>
+// What is added up: to[id] = (or +=, if `add`) weight * row, over all places of an id. Sums are
+// floats and become a Sum when they are done.
+template <typename T, typename Sum = float>
 struct RowSumTerms {
   const T* rows;
   FastRows row_at;
   FastDivisor sharing;   // places that follow each other and share a row
   const float* weights;  // in the order of the list; null: all 1
-  float* to;             // [limit, width]
+  Sum* to;               // [limit, width]
   int64_t limit;         // ids are below it
   bool add;              // else ids that have no place get zeros
   // With these, dots = <row, values[id]> as well, in the order of the list.
   const T* values = nullptr;
   float* dots = nullptr;
   // Unless null or `add`: how many sums of squares there are, then those sums, at most two for each
-  // window: together that of all numbers written.
+  // window: together that of all numbers written, before they are rounded.
   double* squares = nullptr;
 };
 
@@ -81,17 +82,23 @@ __device__ inline void unpack_run(const RawRun<T, kRun>& raw, float (&to)[kRun])
 
 // Sets or adds to numbers that nobody wants soon: they should not take the place of others in the
 // cache.
-template <int kRun>
-__device__ inline void put_once(float* to, const float (&x)[kRun], bool add) {
-  if constexpr (kRun == 1) {
-    __stcs(to, add ? __ldcs(to) + x[0] : x[0]);
-  } else {
+template <int kRun, typename T>
+__device__ inline void put_once(T* to, const float (&x)[kRun], bool add) {
+  constexpr int kStep = std::min(kRun, 16 / static_cast<int>(sizeof(T)));
 #pragma unroll
-    for (int i = 0; i < kRun; i += 4) {
-      auto* four = reinterpret_cast<float4*>(to + i);
-      const float4 old = add ? __ldcs(four) : float4{0, 0, 0, 0};
-      __stcs(four, make_float4(old.x + x[i], old.y + x[i + 1], old.z + x[i + 2], old.w + x[i + 3]));
+  for (int i = 0; i < kRun; i += kStep) {
+    auto* at = reinterpret_cast<RawRun<T, kStep>*>(to + i);
+    float sums[kStep] = {};
+    if (add) {
+      unpack_run<T>(__ldcs(at), sums);
     }
+#pragma unroll
+    for (int k = 0; k < kStep; ++k) {
+      sums[k] += x[i + k];
+    }
+    RawRun<T, kStep> raw;
+    store_run(reinterpret_cast<T*>(&raw), sums);
+    __stcs(at, raw);
   }
 }
 
@@ -155,8 +162,8 @@ __global__ void number_places_kernel(Index* numbers, int64_t count) {
 }
 
 // Zeros in the rows of ids that have no place. A lane looks one up; then all of its warp write.
-template <typename = void>
-__global__ void clear_rows_kernel(RowSumPlan s, float* to, int64_t limit) {
+template <typename T>
+__global__ void clear_rows_kernel(RowSumPlan s, T* to, int64_t limit) {
   const int lane = threadIdx.x % 32;
   const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x - lane, id = first + lane;
   int64_t from = 0;  // places before it have lower ids
@@ -168,9 +175,9 @@ __global__ void clear_rows_kernel(RowSumPlan s, float* to, int64_t limit) {
   }
   const bool absent = id < limit && (from == s.count || s.ids[from] != id);
   for (unsigned rows = __ballot_sync(0xffffffffu, absent); rows != 0; rows &= rows - 1) {
-    float* row = to + (first + __ffs(static_cast<int>(rows)) - 1) * s.width;
+    T* row = to + (first + __ffs(static_cast<int>(rows)) - 1) * s.width;
     for (int64_t i = lane; i < s.width; i += 32) {
-      __stcs(row + i, 0.0f);
+      __stcs(row + i, from_float<T>(0));
     }
   }
 }
@@ -244,9 +251,9 @@ using RowSumOfFour = RowSumShape<4, 2, 4, 6>;
 using RowSumOfOne = RowSumShape<1, 2, 4, 6>;
 
 // Dots need all columns in one warp.
-template <typename T, typename Shape, bool kDots>
+template <typename T, typename Sum, typename Shape, bool kDots>
 __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
-    row_window_kernel(RowSumPlan s, RowSumTerms<T> terms) {
+    row_window_kernel(RowSumPlan s, RowSumTerms<T, Sum> terms) {
   constexpr int kRun = Shape::kRun, kHold = Shape::kHold, kBatch = Shape::kBatch,
                 kColumns = Shape::kColumns;
   constexpr unsigned kAll = 0xffffffffu;
@@ -407,9 +414,9 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
 }
 
 // Runs that are divided; a block for each window that one begins in.
-template <int kRun>
+template <int kRun, typename T>
 __global__ void __launch_bounds__(kRowSumThreads)
-    row_join_kernel(RowSumPlan s, float* to, bool add, double* squares) {
+    row_join_kernel(RowSumPlan s, T* to, bool add, double* squares) {
   const int64_t w = blockIdx.x, begin = w * s.window, next = begin + s.window;
   const int64_t column = (blockIdx.y * int64_t{kRowSumThreads} + threadIdx.x) * kRun;
   const int32_t id = s.ids[next - 1];
@@ -493,14 +500,14 @@ inline void dots_from_list(const RowSumPlan& s, float* dots, const char* op) {
 }
 
 // Adds up all terms; the places are sorted already. Squares only where a block has whole rows.
-template <typename Shape, bool kDots, typename T>
-void add_shared_rows(const RowSumPlan& s, RowSumTerms<T> terms, const char* op) {
+template <typename Shape, bool kDots, typename T, typename Sum>
+void add_shared_rows(const RowSumPlan& s, RowSumTerms<T, Sum> terms, const char* op) {
   if (terms.add || s.width > std::min(Shape::kColumns, kRowSumThreads * Shape::kRun)) {
     terms.squares = nullptr;
   }
   const dim3 grid(static_cast<unsigned>(ceil_div(s.windows, kRowSumThreads / 32)),
                   static_cast<unsigned>(ceil_div(s.width, Shape::kColumns)));
-  row_window_kernel<T, Shape, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
+  row_window_kernel<T, Sum, Shape, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
   check_launch(op);
   if (s.windows > 1) {
     const dim3 joins(static_cast<unsigned>(s.windows - 1),
@@ -511,9 +518,8 @@ void add_shared_rows(const RowSumPlan& s, RowSumTerms<T> terms, const char* op) 
   }
   if (!terms.add) {
     constexpr int kThreads = 256;
-    clear_rows_kernel<>
-        <<<static_cast<unsigned>(ceil_div(terms.limit, kThreads)), kThreads, 0, this_stream()>>>(
-            s, terms.to, terms.limit);
+    clear_rows_kernel<<<static_cast<unsigned>(ceil_div(terms.limit, kThreads)), kThreads, 0,
+                        this_stream()>>>(s, terms.to, terms.limit);
     check_launch(op);
   }
 }

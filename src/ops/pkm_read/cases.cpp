@@ -70,6 +70,16 @@ std::vector<Case> pkm_read_cases() {
     }
     cases.push_back(c);
   }
+  // Where values have 16 bits, so has their gradient: rows in runs of eight, of four and of one;
+  // more reads of a slot than a window has.
+  for (const Sizes& s :
+       {Sizes{130, 2, 17, 8, 16, 264}, Sizes{600, 4, 20, 16, 16, 512}, Sizes{65, 2, 17, 8, 16, 20},
+        Sizes{3, 2, 17, 3, 12, 7}, Sizes{70, 2, 6, 6, 16, 520}}) {
+    Case c = make(s);
+    c.name = "short gradient," + c.name;
+    c.inputs[2].half_grad = true;
+    cases.push_back(c);
+  }
   // The paper's sizes but for n=512, whose table fills half a gigabyte.
   for (const Sizes& s : {Sizes{2048, 4, 128, 32, 512, 512}, Sizes{1, 4, 128, 32, 512, 512}}) {
     Case perf = make(s);

@@ -151,16 +151,16 @@ bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
          in_runs_of(kPkmRun<T>, {args.in[2], args.dout[0], args.din[2]});
 }
 
-template <typename T>
+template <typename T, typename Sum>
 void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts) {
   const View& dy = args.dout[0];
   sort_places(parts.sums, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
-  const RowSumTerms<T> terms = {
+  const RowSumTerms<T, Sum> terms = {
       .rows = dy.ptr<T>(),
       .row_at = FastRows(dy),
       .sharing = FastDivisor(s.reads),
       .weights = weights_in_list(parts.sums, args.out[2].ptr<float>(), "pkm_read weights"),
-      .to = args.din[2].ptr<float>(),
+      .to = args.din[2].ptr<Sum>(),
       .limit = s.n * s.n,
       .add = args.accumulate[2],
       .values = args.in[2].ptr<T>(),
@@ -245,7 +245,11 @@ template <typename T>
 void backward(const OpArgs& args, const PkmSizes& s) {
   const PkmBackwardParts parts(s, args, args.workspace);
   if (args.din[2] && s.dv > 0) {
-    value_gradients<T>(args, s, parts);
+    if (std::is_same_v<T, bf16> && args.din[2].dtype == DType::kBF16) {
+      value_gradients<T, T>(args, s, parts);
+    } else {
+      value_gradients<T, float>(args, s, parts);
+    }
   }
   if (!args.din[0] && !args.din[1]) {
     return;
