@@ -3,12 +3,13 @@
 // nothing is rounded but the sums, which are floats, so that the same slots are chosen as with
 // floats of the same value.
 #include "ops/pkm_read/parts.cuh"
-#include "ops/pkm_read/select_few.cuh"
+#include "ops/pkm_read/select_quick.cuh"
 
 namespace fwpkm {
 namespace {
 
 __device__ const Corner kCornerTable;
+__device__ const QuickCorner kQuickTable;
 
 // A warp's list of k keys; `item` is its row in `lists`.
 __device__ uint64_t* list_of(uint64_t* shared, uint64_t* lists, int64_t item, int64_t k) {
@@ -18,7 +19,7 @@ __device__ uint64_t* list_of(uint64_t* shared, uint64_t* lists, int64_t item, in
 // The k <= 32 best slots of a token and head, and the softmax of their scores. An item is a head of
 // a token.
 template <int kHeld>
-__global__ void __launch_bounds__(32 * kPkmWarps, 8)
+__global__ void __launch_bounds__(32 * kPkmWarps, kHeld > 16 ? 8 : 9)
     select_kernel(const float* scores, int64_t items, int n, int64_t pitch, int k, int32_t* slots,
                   float* weights) {
   __shared__ alignas(16) uint64_t shared[kPkmWarps][kFewList];
@@ -30,26 +31,30 @@ __global__ void __launch_bounds__(32 * kPkmWarps, 8)
   uint64_t* list = shared[threadIdx.x / 32];
   slots += item * k;
   weights += item * k;
-  uint64_t best[2] = {}, chosen;
+  float best[2] = {}, score;
+  int32_t ids[2] = {}, slot;
 #pragma unroll 1
   for (int m = 0; m < 2; ++m) {
     const float* row = scores + (item * 2 + m) * pitch;
     best[0] = best[1];
-    if (!few_top_k<kHeld>(row, n, k, list, &best[1])) {
-      best[1] = any_top_k(row, n, k, list);
+    ids[0] = ids[1];
+    if (!quick_top_k<kHeld>(row, n, k, reinterpret_cast<uint16_t*>(list), &best[1], &ids[1])) {
+      const uint64_t key = sure_top_k<kHeld>(row, n, k, list);
+      best[1] = score_of(order_of_key(key));
+      ids[1] = id_of_key(key);
     }
   }
-  if (lane >= k) {
-    best[0] = best[1] = 0;
+  if (!quick_product_top_k(kQuickTable, best[0], ids[0], best[1], ids[1], n, k, &score, &slot)) {
+    const auto key = [&](int m) { return lane < k ? key_of(order_of(best[m]), ids[m]) : 0; };
+    const uint64_t chosen =
+        sure_product_top_k(kCornerTable.lanes[lane], key(0), key(1), n, k, list, weights, slots);
+    score = score_of(order_of_key(chosen));
+    slot = id_of_key(chosen);
   }
-  if (!few_product_top_k(kCornerTable.lanes[lane], best[0], best[1], n, k, list, &chosen)) {
-    chosen = any_product_top_k(best[0], best[1], n, k, list, weights, slots);
-  }
-  const float score = score_of(order_of_key(chosen));
   const float power = expf(score - __shfl_sync(kWholeWarp, score, 0));
   const float total = warp_sum(lane < k ? power : 0);
   if (lane < k) {
-    slots[lane] = id_of_key(chosen);
+    slots[lane] = slot;
     weights[lane] = power / total;
   }
 }

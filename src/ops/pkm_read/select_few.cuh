@@ -163,18 +163,34 @@ __device__ inline uint64_t best_keys(uint64_t (&keys)[2], int k, uint64_t* list)
   return key;
 }
 
-// The k <= 32 best of scores[0..n), n <= 32 kHeld: lane r gets the key of the r-th. Rows are
-// aligned to 16 bytes. False if there is no quick way to them.
-template <int kHeld>
-__device__ inline bool few_top_k(const float* scores, int n, int k, uint64_t* list,
-                                 uint64_t* best) {
-  static_assert(kHeld % 4 == 0);
-  const int lane = threadIdx.x % 32;
-  float held[kHeld / 4][4];
+// The sum of the numbers of this lane and those before. The shuffle itself says whether there is a
+// lane to add.
+__device__ inline int sum_upto_lane(int number) {
 #pragma unroll
-  for (int i = 0; i < kHeld / 4; ++i) {
+  for (int step = 1; step < 32; step *= 2) {
+    asm volatile(
+        "{\n"
+        " .reg .pred there;\n"
+        " .reg .s32 before;\n"
+        " shfl.sync.up.b32 before|there, %0, %1, 0, 0xffffffff;\n"
+        " @there add.s32 %0, %0, before;\n"
+        "}"
+        : "+r"(number)
+        : "r"(step));
+  }
+  return number;
+}
+
+// Scores of a warp, a run of four in each lane and so on; NaN past the end. Rows are aligned to 16
+// bytes.
+template <int kRuns>
+__device__ inline void load_scores(const float* scores, int n, float (&held)[kRuns][4]) {
+  const int lane = threadIdx.x % 32;
+  const bool whole = n == 128 * kRuns;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
     const int first = (i * 32 + lane) * 4;
-    if (first + 4 <= n) {
+    if (whole || first + 4 <= n) {
       load_run(scores + first, held[i]);
     } else {
 #pragma unroll
@@ -183,6 +199,16 @@ __device__ inline bool few_top_k(const float* scores, int n, int k, uint64_t* li
       }
     }
   }
+}
+
+// The k <= 32 best of scores[0..n), n <= 32 kHeld: lane r gets the key of the r-th. False if there
+// is no quick way to them.
+template <int kHeld>
+__device__ inline bool few_top_k(const float* scores, int n, int k, uint64_t* list,
+                                 uint64_t* best) {
+  const int lane = threadIdx.x % 32;
+  float held[kHeld / 4][4];
+  load_scores(scores, n, held);
   // The best of 64 groups: k of them that reach a value are k scores that do.
   float tops[2] = {NAN, NAN};
 #pragma unroll
@@ -196,13 +222,7 @@ __device__ inline bool few_top_k(const float* scores, int n, int k, uint64_t* li
   for (int i = 0; i < kHeld; ++i) {
     own += held[i / 4][i % 4] >= least ? 1 : 0;
   }
-  int upto = own;  // of this lane and those before
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(kWholeWarp, upto, step);
-    upto += lane >= step ? before : 0;
-  }
-  const int count = __shfl_sync(kWholeWarp, upto, 31);
+  const int upto = sum_upto_lane(own), count = __shfl_sync(kWholeWarp, upto, 31);
   if (count < k || count > kFewKeys) {
     return false;
   }
@@ -327,6 +347,21 @@ __device__ __noinline__ inline uint64_t any_product_top_k(uint64_t a, uint64_t b
   const uint64_t key = lane < k ? key_of(order_of(best[lane]), slots[lane]) : 0;
   __syncwarp();
   return key;
+}
+
+// One way or the other.
+template <int kHeld>
+__device__ __noinline__ uint64_t sure_top_k(const float* scores, int n, int k, uint64_t* list) {
+  uint64_t best;
+  return few_top_k<kHeld>(scores, n, k, list, &best) ? best : any_top_k(scores, n, k, list);
+}
+__device__ __noinline__ inline uint64_t sure_product_top_k(CornerLane corner, uint64_t a,
+                                                           uint64_t b, int n, int k, uint64_t* list,
+                                                           float* best, int32_t* slots) {
+  uint64_t chosen;
+  return few_product_top_k(corner, a, b, n, k, list, &chosen)
+             ? chosen
+             : any_product_top_k(a, b, n, k, list, best, slots);
 }
 
 }  // namespace fwpkm
