@@ -35,8 +35,10 @@ std::vector<Case> pkm_read_cases() {
         Sizes{1, 4, 17, 17, 16, 20}, Sizes{3, 2, 17, 3, 12, 7}, Sizes{7, 1, 17, 8, 2, 1},
         Sizes{65, 1, 40, 1, 64, 33}, Sizes{130, 1, 70, 8, 128, 65}, Sizes{2, 3, 35, 32, 70, 64},
         // On a GPU, rows that fill some lanes' second run; slots read by many and by nobody.
-        Sizes{130, 2, 17, 8, 16, 264}, Sizes{9, 1, 40, 3, 16, 512},
-        Sizes{600, 4, 20, 16, 16, 512}}) {
+        Sizes{130, 2, 17, 8, 16, 264}, Sizes{9, 1, 40, 3, 16, 512}, Sizes{600, 4, 20, 16, 16, 512},
+        // Selections with 4, 16 and 32 scores in a lane, rows that fill them and rows that do not.
+        Sizes{33, 2, 128, 32, 16, 4}, Sizes{33, 2, 512, 32, 16, 4}, Sizes{17, 1, 300, 20, 16, 4},
+        Sizes{9, 1, 1000, 32, 16, 1}}) {
     cases.push_back(make(s));
   }
   // Queries as a model has them, [B, T, H*dk]; and the weights, which carry no gradient.
