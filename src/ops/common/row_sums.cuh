@@ -132,6 +132,24 @@ __device__ inline void prefetch_run(const T* from, const T* limit) {
   }
 }
 
+// Asks for whole runs of 16 bytes that will be wanted soon, and once: they should not take the
+// place of others in the cache.
+template <typename T>
+__device__ inline void prefetch_once(const T* from, int64_t count) {
+  const auto bytes = static_cast<uint32_t>(count * sizeof(T));
+#if __CUDA_ARCH__ >= 900
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;"
+               :
+               : "l"(__cvta_generic_to_global(from)), "r"(bytes), "l"(policy));
+#else
+  for (uint32_t i = 0; i < bytes; i += 128) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(reinterpret_cast<const std::byte*>(from) + i));
+  }
+#endif
+}
+
 // Sums over a warp of kCount numbers of each lane: lanes i * 32 / kCount and on get the i-th. Each
 // has the bits that warp_sum gives.
 template <int kCount>
@@ -348,8 +366,8 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
   const auto place_at = [&](int64_t i) {
     const bool inside = i < end;
     i = inside ? i : end - 1;
-    const float weight = terms.weights != nullptr ? terms.weights[i] : 1;
-    return SortedPlace{s.ids[i], s.places[i], inside ? weight : 0};
+    const float weight = terms.weights != nullptr ? __ldcs(terms.weights + i) : 1;
+    return SortedPlace{__ldcs(s.ids + i), __ldcs(s.places + i), inside ? weight : 0};
   };
   SortedPlace coming = place_at(begin + lane);
   int32_t before = id;
@@ -364,7 +382,7 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
         prefetch_run<kColumns>(terms.to + row + start, terms.to + row + s.width);
       }
       if constexpr (kDots) {
-        prefetch_run<kColumns>(terms.values + row + start, terms.values + row + s.width);
+        prefetch_once(terms.values + row, s.width);  // one warp has all columns
       }
     }
     before = __shfl_sync(kAll, own.id, 31);
@@ -406,7 +424,7 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
       }
     }
     if (kDots && lane < places) {
-      terms.dots[first + lane] = own_dot;
+      __stcs(terms.dots + first + lane, own_dot);
     }
   }
   change_to(id, back.divides, true);

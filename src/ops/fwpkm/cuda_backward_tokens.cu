@@ -49,10 +49,13 @@ __device__ const float* row_behind(const FwpkmCall& call, const FwpkmBack& back,
 template <typename T, int kRun>
 __device__ void put_target(const FwpkmCall& call, const FwpkmBack& back, int t, int c,
                            const float (&de)[kRun]) {
+  T* to = static_cast<T*>(back.dv) + static_cast<int64_t>(t + call.lookahead) * call.dv + c;
   float x[kRun] = {};
+  if (back.add_v) {
+    load_run(to, x);
+  }
   add_run(-1.0f, de, x);
-  put_wide(static_cast<T*>(back.dv) + static_cast<int64_t>(t + call.lookahead) * call.dv + c, x,
-           back.add_v);
+  store_once(to, x);
 }
 
 // Up to kReads reads, whose rows all are in registers at once. Row: as in cuda_read.cu. Leaves dw;
@@ -104,7 +107,9 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
           held[r].template load<true>(global_pointer(rows[r].value), false, c, call.dv);
         }
       }
-      load_run(dy + c, dread);
+      RowPart<T, kRun> part;
+      part.template load<true>(dy + c, false, 0, kRun);
+      part.get(false, dread);
     }
     if (first == 0) {
       find_gradients();

@@ -86,6 +86,18 @@ struct RowPart {
   }
 };
 
+// store_wide of what nobody wants again before long, as RowPart::load<true>.
+template <typename T, int kRun>
+__device__ inline void store_once(T* to, const float (&x)[kRun]) {
+  if constexpr (kRun * sizeof(T) == 16) {
+    alignas(16) T packed[kRun];
+    store_run(packed, x);
+    __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(packed));
+  } else {
+    store_wide(to, x);
+  }
+}
+
 // Stores columns from c on of a row of `width` numbers.
 template <ValueRows kValues, typename To, int kRun>
 __device__ inline void store_part(To* row, int c, int width, const float (&x)[kRun]) {

@@ -150,7 +150,7 @@ __device__ float read_rows(const FwpkmCall& call, int t, T* y, T* error, TermOf&
     }
     for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv, [&](int g, int c) {
       if (y != nullptr) {
-        store_wide(y + c, sum[g]);
+        store_once(y + c, sum[g]);
       }
       if (error != nullptr) {
         float x[kRun];

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(32 * kPkmWarps)
     }
   }
   if (lane < kLanes && column < dv) {
-    store_wide(y + token * dv + column, sum);
+    put_once(y + token * dv + column, sum, false);
   }
 }
 
