@@ -10,7 +10,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 # The steps depend on each other and each is parallel inside: "make -j" must not start two at once.
 .NOTPARALLEL:
-.PHONY: help deps build build-cuda check-cuda debug test test-extra test-cases fuzz demo format lint install clean
+.PHONY: help deps build build-cuda check-cuda debug test test-extra test-cases test-kernels fuzz demo format lint install clean
 
 CONFIGURE = cmake --preset $(1) --log-level=WARNING
 COMPILE = cmake --build --preset $(1) --parallel $(JOBS)
@@ -45,18 +45,26 @@ test: build ## build, then run all tests
 	@$(call COMPILE,release)
 	@ctest --preset release
 
-test-extra: test-cases ## all tests again, with sanitizers; many cases; some fuzzing; GPU kernels compiled, if nvcc is there
+test-extra: test-cases ## all tests again, with sanitizers; many cases; some fuzzing; GPU kernels compiled and tested, if nvcc is there
 	@scripts/deps.sh sanitize
 	@scripts/deps.sh test
 	@$(call CONFIGURE,sanitize)
 	@$(call COMPILE,sanitize)
 	@ctest --preset sanitize
 	@scripts/fuzz.sh 10
-	@if scripts/deps.sh cuda; then $(MAKE) --no-print-directory check-cuda; else echo "no nvcc: GPU kernels are not compiled"; fi
+	@if scripts/deps.sh cuda; then $(MAKE) --no-print-directory check-cuda test-kernels; \
+	  else echo "no nvcc: GPU kernels are neither compiled nor tested"; fi
 
 test-cases: build ## the tests that draw cases at random, with 5,000 of them
 	@$(call COMPILE,release) --target fwpkm_tests
 	@FWPKM_CASES=5000 TMPDIR=$$([[ -w /dev/shm ]] && echo /dev/shm || echo /tmp) build/release/fwpkm_tests --gtest_brief=1 --gtest_filter='SessionProperties.*'
+
+test-kernels: build ## run all GPU kernels on the CPU, against the reference; needs CUDA's headers, but no GPU
+	@scripts/deps.sh cuda
+	@scripts/deps.sh kernels
+	@$(call CONFIGURE,release)
+	@$(call COMPILE,release) --target fwpkm_emulated
+	@ctest --preset kernels
 
 fuzz: deps ## fuzz the readers of files, SECONDS=n for each of TARGETS (all)
 	@scripts/deps.sh sanitize

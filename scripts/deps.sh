@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes sure that the Debian packages for a step are there, and installs them if that needs no password.
-#   scripts/deps.sh [build|test|sanitize|format|lint|cuda]
+#   scripts/deps.sh [build|test|sanitize|kernels|format|lint|cuda]
 # FWPKM_DEPS=off skips the check, for those who have the libraries from elsewhere. FWPKM_BROWSER=off does without the
 # browser, as the tests then do.
 set -euo pipefail
@@ -18,6 +18,8 @@ case $step in
   test) tools=("chromium-headless-shell|chromium=chromium-headless-shell") libraries=() ;;
   # clang for its fuzzer, which GCC has not; the OpenMP library has to be clang's, too.
   sanitize) tools=("clang++=clang") libraries=(libclang-rt-dev libomp-dev) ;;
+  # Fibers that stand for the threads of a GPU.
+  kernels) tools=() libraries=(libboost-context-dev) ;;
   format) tools=(clang-format=clang-format) libraries=() ;;
   lint) tools=(run-clang-tidy=clang-tidy) libraries=() ;;
   cuda)
@@ -29,7 +31,7 @@ case $step in
     exit 1
     ;;
   *)
-    echo "[deps] step '$step' is unknown; use build, test, sanitize, format, lint or cuda" >&2
+    echo "[deps] step '$step' is unknown; use build, test, sanitize, kernels, format, lint or cuda" >&2
     exit 2
     ;;
 esac
