@@ -355,8 +355,9 @@ std::vector<Case> fwpkm_cases() {
   add({2, 640, 64, 4, true, false, false}, settings(1, 5, 3, 300, 1, true));
   add({2, 310, 16, 3, true, false, false}, settings(1, 3, 2, 300, 1, true));
   add({2, 310, 16, 3, true, false, false}, settings(1, 600, 3, 155, 1, true));
-  // Tables in a store: rows in halves (width 8, 520 and 1,032) and not; slots that a call reads
-  // more than 32 times; chains by slot and by hash.
+  // Tables in a store: rows in halves (a warp takes 512 columns at a time: widths of which it has
+  // all, or some of the first or second half) and not; slots that a call reads more than 32 times;
+  // chains by slot and by hash.
   for (const bool shared : {false, true}) {
     for (const bool kept : {false, true}) {
       const auto stored = [&](const Sizes& sizes, const FwpkmSettings& s) {
@@ -365,7 +366,10 @@ std::vector<Case> fwpkm_cases() {
       stored({2, 40, 64, 8, true, false, false}, settings(1, 9, 4, 13, 1, shared));
       stored({3, 21, 12, 8}, settings(2, 9, 4, 6, 2, shared));
       stored({2, 21, 12, 10}, settings(2, 9, 4, 6, 1, shared));
+      stored({1, 19, 8, 264}, settings(1, 9, 4, 7, 1, shared));
+      stored({2, 40, 8, 512}, settings(1, 7, 4, 13, 1, shared));
       stored({1, 19, 8, 520}, settings(1, 40, 8, 7, 1, shared));
+      stored({1, 19, 8, 1024}, settings(1, 9, 4, 7, 1, shared));
       stored({2, 150, 16, 1032}, settings(1, 3, 3, 70, 1, shared));
       FwpkmSettings by_error = settings(1, 9, 4, 13, 1, shared);
       by_error.addr_loss = false;

@@ -35,21 +35,20 @@ __device__ void spread_window(const FwpkmCall& call, const FwpkmSpan& span, cons
   const unsigned pulls = pulling & window.group;
   T* to = row_of<T>(call, back.dvalues, own);
   if (live) {
-    terms[start] = {to, nullptr, 1.0f, false};
+    terms[start] = {to, nullptr, 1.0f};
   }
   if (wanted) {
     const bool last = pulls == 0 && (window.group & ~below) == 1u << lane;
-    const RowTerm<T> one = {row_of<T>(call, back.dreads, j), last ? to : nullptr, weight, false};
+    const RowTerm<T> one = {row_of<T>(call, back.dreads, j), last ? to : nullptr, weight};
     terms[first + __popc(window.group & below)] = one;
   }
   if (pulled) {
     const bool last = (pulls & ~below) == 1u << lane;
     terms[first + __popc(window.group) + __popc(pulls & below)] = {
-        row_of<T>(call, back.errors, j), last ? to : nullptr, back.dalong[place], false};
+        row_of<T>(call, back.errors, j), last ? to : nullptr, back.dalong[place]};
   }
   __syncwarp();
-  sum_terms<T, kRun, ValueRows::kAsOthers>(terms, __popc(taken) + __popc(alive) + __popc(pulling),
-                                           call.dv);
+  sum_terms<T, kRun>(terms, __popc(taken) + __popc(alive) + __popc(pulling), call.dv);
   if (heads && wanted) {
     back.live[chain] = 1;
   }

@@ -8,17 +8,22 @@ namespace fwpkm {
 // The two halves of a float: the bf16 number nearest to it (between two, the one further from zero)
 // and its lower 16 bits. What is not a number becomes one that stays so when it is rounded.
 struct Halves {
-  static constexpr uint32_t kRound = 0x8000;
+  static constexpr uint32_t kRound = 0x8000, kNan = 0x7fc00000;
   uint32_t upper, lower;
 
   __device__ explicit Halves(float x) {
-    const uint32_t bits = isnan(x) ? 0x7fc00000u : __float_as_uint(x);
+    const uint32_t bits = isnan(x) ? kNan : __float_as_uint(x);
     upper = (bits + kRound) >> 16;
     lower = bits & 0xffffu;
   }
-  // Who was rounded up has a lower half that, with a sign, is below zero.
+  // Who was rounded up has a lower half that, with a sign, is below zero. What stands above the
+  // halves does not matter; what stands there in join_above alone does.
   static __device__ float join(uint32_t upper, uint32_t lower) {
     return __uint_as_float((upper << 16) + static_cast<uint32_t>(static_cast<int16_t>(lower)));
+  }
+  static __device__ float join_above(uint32_t upper, uint32_t lower) {
+    return __uint_as_float((upper & 0xffff0000u) +
+                           static_cast<uint32_t>(static_cast<int32_t>(lower) >> 16));
   }
 };
 
@@ -64,8 +69,8 @@ struct RowPart {
 #pragma unroll
     for (int i = 0; i + 1 < kRun; i += 2) {
       const uint32_t upper = words[i / 2], lower = words[(kRun + i) / 2];
-      to[i] = Halves::join(upper & 0xffffu, lower & 0xffffu);
-      to[i + 1] = Halves::join(upper >> 16, lower >> 16);
+      to[i] = Halves::join(upper, lower);
+      to[i + 1] = Halves::join_above(upper, lower);
     }
   }
   template <int kWords, bool kOnce>
@@ -98,30 +103,35 @@ __device__ inline void store_once(T* to, const float (&x)[kRun]) {
   }
 }
 
-// Stores columns from c on of a row of `width` numbers.
+// Makes every number that is none the one that Halves takes for it.
+template <int kGroups, int kRun>
+__device__ inline void tame_nans(float (&x)[kGroups][kRun]) {
+  static_assert(kRun % 2 == 0);
+  float any = 0;  // not a number if one of them is none; rarely if none is
+#pragma unroll
+  for (int i = 0; i < kGroups * kRun; i += 2) {
+    any = fmaf(x[i / kRun][i % kRun], x[i / kRun][i % kRun + 1], any);
+  }
+  if (isnan(any)) {
+#pragma unroll
+    for (int i = 0; i < kGroups * kRun; ++i) {
+      float& one = x[i / kRun][i % kRun];
+      one = isnan(one) ? __uint_as_float(Halves::kNan) : one;
+    }
+  }
+}
+
+// Stores columns from c on of a row of `width` numbers; for rows in halves, after tame_nans.
 template <ValueRows kValues, typename To, int kRun>
-__device__ inline void store_part(To* row, int c, int width, const float (&x)[kRun]) {
+__device__ inline void put_part(To* row, int c, int width, const float (&x)[kRun]) {
   if constexpr (kValues == ValueRows::kHalves) {
     static_assert(kRun == 8);
-    float sum = 0;  // not a number if one of them is none
     uint32_t upper[kRun / 2], lower[kRun / 2];
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      sum += x[i];
-    }
 #pragma unroll
     for (int i = 0; i < kRun; i += 2) {
       const uint32_t a = __float_as_uint(x[i]), b = __float_as_uint(x[i + 1]);
       upper[i / 2] = __byte_perm(a + Halves::kRound, b + Halves::kRound, 0x7632);
       lower[i / 2] = __byte_perm(a, b, 0x5410);
-    }
-    if (isnan(sum)) {
-#pragma unroll
-      for (int i = 0; i < kRun; i += 2) {
-        const Halves a(x[i]), b(x[i + 1]);
-        upper[i / 2] = a.upper | b.upper << 16;
-        lower[i / 2] = a.lower | b.lower << 16;
-      }
     }
     auto* halves = reinterpret_cast<uint16_t*>(row);
     __stcs(reinterpret_cast<uint4*>(halves + c),
@@ -131,6 +141,19 @@ __device__ inline void store_part(To* row, int c, int width, const float (&x)[kR
   } else {
     store_wide(row + c, x);
   }
+}
+// The same of any numbers.
+template <ValueRows kValues, typename To, int kRun>
+__device__ inline void store_part(To* row, int c, int width, const float (&x)[kRun]) {
+  float tame[1][kRun];
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    tame[0][i] = x[i];
+  }
+  if constexpr (kValues == ValueRows::kHalves) {
+    tame_nans(tame);
+  }
+  put_part<kValues>(row, c, width, tame[0]);
 }
 
 // Calls fn with the type of q and v, the number of columns to take at a time, and whether rows of

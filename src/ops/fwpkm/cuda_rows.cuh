@@ -113,26 +113,23 @@ struct RowTerm {
   const void* row;
   To* to;  // where the sum goes that this is the last row of, else null
   float scale;
-  bool value;  // a row of values among others
 };
 
-// Adds up rows of `width` numbers of type T, some of values: scale * row; each sum begins after the
-// last term of the one before, and is a row of values where kValues says how those lie. The next
-// rows are on their way meanwhile, of whichever sum. The work of a warp; terms are in shared
-// memory.
-template <typename T, int kRun, ValueRows kValues, typename To>
+// Adds up rows of `width` numbers of type T: scale * row; each sum begins after the last term of
+// the one before. The next rows are on their way meanwhile, of whichever sum. The work of a warp;
+// terms are in shared memory.
+template <typename T, int kRun, typename To>
 __device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width) {
   constexpr int kAhead = 2;
   for (int first = 0; first < width; first += kFwpkmGroups<kRun> * 32 * kRun) {
     float sum[kFwpkmGroups<kRun>][kRun] = {};
-    using Part = RowPart<T, kRun, kValues>;
+    using Part = RowPart<T, kRun>;
     Part x[kAhead][kFwpkmGroups<kRun>] = {};
     const auto fetch = [&](int i, Part(&to)[kFwpkmGroups<kRun>]) {
       if (i < count) {
         const void* row = global_pointer(terms[i].row);
-        const bool value = kValues != ValueRows::kAsOthers && terms[i].value;
         for_groups<kRun, kFwpkmGroups<kRun>>(
-            first, width, [&](int g, int c) { to[g].load(row, value, c, width); });
+            first, width, [&](int g, int c) { to[g].load(row, false, c, width); });
       }
     };
 #pragma unroll
@@ -147,18 +144,16 @@ __device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width)
         }
         const float scale = terms[begin + u].scale;
         To* to = terms[begin + u].to;
-        const bool value = kValues != ValueRows::kAsOthers && terms[begin + u].value;
 #pragma unroll
         for (int g = 0; g < kFwpkmGroups<kRun>; ++g) {
           float row[kRun];
-          x[u][g].get(value, row);
+          x[u][g].get(false, row);
           add_run(scale, row, sum[g]);
         }
         fetch(begin + u + kAhead, x[u]);
         if (to != nullptr) {
-          for_groups<kRun, kFwpkmGroups<kRun>>(first, width, [&](int g, int c) {
-            store_part<kValues>(global_pointer(to), c, width, sum[g]);
-          });
+          for_groups<kRun, kFwpkmGroups<kRun>>(
+              first, width, [&](int g, int c) { store_wide(global_pointer(to) + c, sum[g]); });
 #pragma unroll
           for (int g = 0; g < kFwpkmGroups<kRun>; ++g) {
 #pragma unroll

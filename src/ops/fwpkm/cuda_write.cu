@@ -41,11 +41,101 @@ __device__ void keep_read(const FwpkmCall& call, int64_t read, int chain, bool w
   }
 }
 
-// The slots that begin in a window and end in sight of its warp. `terms`: memory for the rows of
-// all of them.
-template <typename T, int kRun, ValueRows kValues>
+// A slot that is written: its row, and where the new one goes.
+struct WrittenSlot {
+  const float* from;
+  float* to;
+};
+// An error that is added to it, times `scale`.
+struct alignas(16) ErrorTerm {
+  const void* row;
+  float scale;
+  int last;  // of its slot
+};
+// What a warp has in shared memory: the slots of a window in their order, and all their errors.
+struct WindowWrites {
+  WrittenSlot slots[kFwpkmWindow];
+  ErrorTerm errors[32];
+};
+
+// Writes slots, each its row and then its errors in their order. The next slot's row and the next
+// error are on their way meanwhile. kWhole: each lane has columns in all groups. The work of a
+// warp.
+template <typename T, int kRun, ValueRows kValues, bool kWhole>
+__device__ void write_slots(const WindowWrites& writes, int slots, int errors, int dv) {
+  constexpr int kGroups = kFwpkmGroups<kRun>;
+  const WrittenSlot* const slots_end = writes.slots + slots;
+  const ErrorTerm* const errors_end = writes.errors + errors;
+  const int lane = threadIdx.x % 32;
+  const int width = __shfl_sync(kWholeWarp, dv, 0);  // an argument would be loaded at each use
+  for (int first = 0; first < width; first += kGroups * 32 * kRun) {
+    const int c = first + lane * kRun;
+    // Calls fn(group, column) for the columns of this lane.
+    const auto for_columns = [&](auto&& fn) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        if (kWhole || c + g * 32 * kRun < width) {
+          fn(g, c + g * 32 * kRun);
+        }
+      }
+    };
+    RowPart<T, kRun, kValues> value[kGroups] = {};
+    RowPart<T, kRun> error[kGroups] = {};
+    float scale = 0;  // of that error
+    int last = 0;
+    const auto fetch_value = [&](const WrittenSlot* slot) {
+      if (slot < slots_end) {
+        const float* row = global_pointer(slot->from);
+        for_columns([&](int g, int column) { value[g].load(row, true, column, width); });
+      }
+    };
+    const auto fetch_error = [&](const ErrorTerm* term) {
+      if (term < errors_end) {
+        scale = term->scale;
+        last = term->last;
+        const void* row = global_pointer(term->row);
+        for_columns([&](int g, int column) { error[g].load(row, false, column, width); });
+      }
+    };
+    const ErrorTerm* term = writes.errors;
+    fetch_value(writes.slots);
+    fetch_error(term);
+    for (const WrittenSlot* slot = writes.slots; slot < slots_end; ++slot) {
+      float sum[kGroups][kRun];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        value[g].get(true, sum[g]);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+          sum[g][i] += 0.0f;  // as in a sum that begins with 0: no -0
+        }
+      }
+      bool more;
+      do {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          float row[kRun];
+          error[g].get(false, row);
+          add_run(scale, row, sum[g]);
+        }
+        more = last == 0;
+        fetch_error(++term);
+      } while (more);
+      // Only now, or it would come to other registers and be copied.
+      fetch_value(slot + 1);
+      if constexpr (kValues == ValueRows::kHalves) {
+        tame_nans(sum);
+      }
+      float* to = global_pointer(slot->to);
+      for_columns([&](int g, int column) { put_part<kValues>(to, column, width, sum[g]); });
+    }
+  }
+}
+
+// The slots that begin in a window and end in sight of its warp.
+template <typename T, int kRun, ValueRows kValues, bool kWhole>
 __device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
-                             const SlotWindow& window, RowTerm<float>* terms) {
+                             const SlotWindow& window, WindowWrites* shared) {
   const int lane = threadIdx.x % 32, slot = id_of(window.element);
   const bool here = window.group != 0, heads = here && lane == window.head();
   const int place = here ? place_of(window.element) : 0, j = place / call.reads;
@@ -73,20 +163,18 @@ __device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const
   if (here) {
     keep_read(call, read, chain, writes, share);
   }
-  // Of each slot the row it has, then the errors of those that write it.
   const bool begins = heads && writing != 0;
   const unsigned all_begins = __ballot_sync(kWholeWarp, begins), below = (1u << lane) - 1;
-  const int at = __popc(all_begins & below) + __popc(all_writing & below);
   if (begins) {
-    terms[at] = {value_row(call, source, slot), nullptr, 1.0f, true};
+    shared->slots[__popc(all_begins & below)] = {value_row(call, source, slot), log_row(call, row)};
   }
   if (writes) {
     const bool last = (writing & ~below) == 1u << lane;
-    terms[begins ? at + 1 : at] = {row_of<T>(call, found.errors, j),
-                                   last ? log_row(call, row) : nullptr, coefficient * share, false};
+    shared->errors[__popc(all_writing & below)] = {row_of<T>(call, found.errors, j),
+                                                   coefficient * share, last};
   }
   __syncwarp();
-  sum_terms<T, kRun, kValues>(terms, __popc(all_begins) + __popc(all_writing), call.dv);
+  write_slots<T, kRun, kValues, kWhole>(*shared, __popc(all_begins), __popc(all_writing), call.dv);
 }
 
 // A slot that is left to the block.
@@ -123,10 +211,10 @@ __device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const S
 }
 
 // Each warp has a window of the sorted reads.
-template <typename T, int kRun, ValueRows kValues>
-__global__ void __launch_bounds__(kFwpkmThreads, 2)
+template <typename T, int kRun, ValueRows kValues, bool kWhole>
+__global__ void __launch_bounds__(kFwpkmThreads, kValues == ValueRows::kHalves ? 4 : 3)
     write_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found) {
-  __shared__ RowTerm<float> terms[kFwpkmWarps][kFwpkmWindow + 32];
+  __shared__ WindowWrites windows[kFwpkmWarps];
   __shared__ LongWrite rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
   const int warp = threadIdx.x / 32;
   const int item = (blockIdx.x * kFwpkmWarps + warp) * kFwpkmWindow;
@@ -139,7 +227,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     if (window.left >= 0) {
       leave_slot(call, span, slot_reads(call, span, groups.reads, window.left), &rests[warp]);
     }
-    write_window<T, kRun, kValues>(call, span, found, window, terms[warp]);
+    write_window<T, kRun, kValues, kWhole>(call, span, found, window, &windows[warp]);
   }
   __syncthreads();
   for (const LongWrite& rest : rests) {
@@ -160,10 +248,19 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 
 void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                   const FwpkmFound& found) {
+  const auto start = [&](auto* kernel) {
+    launch(false, kernel, window_blocks(call, span), kFwpkmThreads, 0, "fwpkm writing values", call,
+           span, groups, found);
+  };
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
-    constexpr auto kValues = Halved::value ? ValueRows::kHalves : ValueRows::kFloats;
-    launch(false, &write_kernel<T, Run::value, kValues>, window_blocks(call, span), kFwpkmThreads,
-           0, "fwpkm writing values", call, span, groups, found);
+    constexpr int kRun = Run::value;
+    if constexpr (!Halved::value) {
+      start(&write_kernel<T, kRun, ValueRows::kFloats, false>);
+    } else if (call.dv % (kFwpkmGroups<kRun> * 32 * kRun) == 0) {
+      start(&write_kernel<T, kRun, ValueRows::kHalves, true>);
+    } else {
+      start(&write_kernel<T, kRun, ValueRows::kHalves, false>);
+    }
   });
 }
 
