@@ -8,11 +8,11 @@ namespace {
 // The rows of slots that begin in a window and end in sight of its warp, if an earlier chunk wrote
 // them. `terms`: memory for the rows of all of them.
 template <typename T, int kRun>
-__device__ void spread_window(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
+__device__ void spread_window(const FwpkmCall& call, const SortedSpan& span, const FwpkmBack& back,
                               const SlotWindow& window, RowTerm<T>* terms) {
   const int lane = threadIdx.x % 32, head = window.head();
   const bool here = window.group != 0, heads = here && lane == head;
-  const int place = here ? place_of(window.element) : 0, j = place / call.reads;
+  const int place = here ? place_of(window.element) : 0, j = span.number_of(place);
   const int64_t read = read_at(call, span, place);
   const float weight = here ? call.weights[read] : 0.0f;
   int source = -1, chain = 0;
@@ -62,7 +62,7 @@ struct LongSum {
 };
 
 // Prepares it. Nothing is to be done if the count stays 0.
-__device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
+__device__ void leave_slot(const FwpkmCall& call, const SortedSpan& span, const FwpkmBack& back,
                            const SlotReads& reads, LongSum* rest) {
   const int64_t first = read_at(call, span, reads.first);
   if (threadIdx.x % 32 == 0 && call.source[first] >= 0) {
@@ -76,7 +76,7 @@ __device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const F
 // the sorted reads.
 template <typename T, int kRun>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
-    spread_values_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmBack back) {
+    spread_values_kernel(FwpkmCall call, SortedSpan span, FwpkmGroups groups, FwpkmBack back) {
   __shared__ RowTerm<T> terms[kFwpkmWarps][kFwpkmWindow + 64];
   __shared__ LongSum rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
   const int warp = threadIdx.x / 32;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     const SlotWindow window(call, span, groups.reads, item);
     wait_for_earlier();
     if (window.left >= 0) {
-      leave_slot(call, span, back, slot_reads(call, span, groups.reads, window.left), &rests[warp]);
+      leave_slot(call, span, back, slot_reads(span, groups.reads, window.left), &rests[warp]);
     }
     spread_window<T, kRun>(call, span, back, window, terms[warp]);
   }
@@ -104,16 +104,16 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
         rest.live ? to : nullptr, to, call.dv, rest.count, [&](int i, float* scale) {
           const int place = place_of(rest.list[i]);
           *scale = call.weights[read_at(call, span, place)];
-          return row_of<T>(call, back.dreads, place / call.reads);
+          return row_of<T>(call, back.dreads, span.number_of(place));
         });
     if (back.memory) {
       sum_many<T, kRun, ValueRows::kAsOthers>(
           to, to, call.dv, rest.count, [&](int i, float* scale) {
             // Tokens that write nothing have no error; any row, times 0, stands in.
             const int place = place_of(rest.list[i]);
-            const bool writes = span.writes(place / call.reads);
+            const bool writes = span.writes(span.number_of(place));
             *scale = writes ? back.dalong[place] : 0.0f;
-            return row_of<T>(call, writes ? back.errors : back.dreads, place / call.reads);
+            return row_of<T>(call, writes ? back.errors : back.dreads, span.number_of(place));
           });
     }
   }
@@ -125,7 +125,7 @@ void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const Fwpkm
                        const FwpkmBack& back) {
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
     launch_next(&spread_values_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
-                "fwpkm gradients of rows", call, span, groups, back);
+                "fwpkm gradients of rows", call, SortedSpan(call, span), groups, back);
   });
 }
 

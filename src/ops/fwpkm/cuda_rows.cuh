@@ -7,9 +7,29 @@
 
 namespace fwpkm {
 
+// A chunk whose reads are sorted, so that places need no division: place j * reads + r is read r of
+// token number j. Elements of an owner's list.
+struct SortedSpan : FwpkmSpan {
+  FastDivisor by_reads, by_length, by_list;
+
+  SortedSpan(const FwpkmCall& call, const FwpkmSpan& span)
+      : FwpkmSpan(span),
+        by_reads(call.reads),
+        by_length(span.length),
+        by_list(int64_t{span.count} / call.owners * call.reads) {}
+
+  __device__ int number_of(int place) const { return static_cast<int>(by_reads.quotient(place)); }
+  __device__ int rank_of(int place) const { return static_cast<int>(by_reads.remainder(place)); }
+  // Of token number j: the row of the batch, and the place in its chunk.
+  __device__ int row(int j) const { return static_cast<int>(by_length.quotient(j)); }
+  __device__ int step(int j) const { return static_cast<int>(by_length.remainder(j)); }
+  __device__ bool writes(int j) const { return step(j) < writers; }
+};
+
 // The number of a read of all tokens from its place in the chunk.
-__device__ inline int64_t read_at(const FwpkmCall& call, const FwpkmSpan& span, int place) {
-  return static_cast<int64_t>(span.token(place / call.reads)) * call.reads + place % call.reads;
+__device__ inline int64_t read_at(const FwpkmCall& call, const SortedSpan& span, int place) {
+  const int j = span.number_of(place), token = span.row(j) * span.time + span.first + span.step(j);
+  return static_cast<int64_t>(token) * call.reads + span.rank_of(place);
 }
 
 // The reads of a slot in a chunk: `count` elements of a sorted list, as a warp holds them.
@@ -25,9 +45,10 @@ struct SlotReads {
 };
 
 // The reads of the slot whose first one is number `item` of all lists; the work of a warp.
-__device__ inline SlotReads slot_reads(const FwpkmCall& call, const FwpkmSpan& span,
-                                       const uint64_t* lists, int item) {
-  const int length = span.count / call.owners * call.reads, at = item % length;
+__device__ inline SlotReads slot_reads(const SortedSpan& span, const uint64_t* lists, int item) {
+  const auto length = static_cast<int>(span.by_list.divisor);
+  const auto owner = static_cast<int>(span.by_list.quotient(item));
+  const int at = item - owner * length;
   const int lane = threadIdx.x % 32;
   const auto element_at = [&](int i) {
     return at + i >= 0 && at + i < length ? lists[item + i] : ~uint64_t{0};
@@ -38,7 +59,7 @@ __device__ inline SlotReads slot_reads(const FwpkmCall& call, const FwpkmSpan& s
   reads.list = lists + item;
   reads.slot = __shfl_sync(kWholeWarp, id_of(reads.mine), 0);
   reads.first = __shfl_sync(kWholeWarp, place_of(reads.mine), 0);
-  reads.owner = item / length;
+  reads.owner = owner;
   if (id_of(before) == reads.slot) {
     return reads;
   }
@@ -47,7 +68,7 @@ __device__ inline SlotReads slot_reads(const FwpkmCall& call, const FwpkmSpan& s
     const bool here = id_of(element) == reads.slot;
     const unsigned same = __ballot_sync(kWholeWarp, here);
     const unsigned writing =
-        __ballot_sync(kWholeWarp, here && span.writes(place_of(element) / call.reads));
+        __ballot_sync(kWholeWarp, here && span.writes(span.number_of(place_of(element))));
     if (reads.writing == 0 && writing != 0) {
       reads.first_writing = __shfl_sync(kWholeWarp, place_of(element), __ffs(writing) - 1);
     }
@@ -69,9 +90,9 @@ struct SlotWindow {
   int left = -1;       // the first element of a slot that goes on past the warp; -1: none
 
   // The window begins at element `item` of all lists.
-  __device__ SlotWindow(const FwpkmCall& call, const FwpkmSpan& span, const uint64_t* lists,
+  __device__ SlotWindow(const FwpkmCall& call, const SortedSpan& span, const uint64_t* lists,
                         int item) {
-    const int total = span.count * call.reads, length = total / call.owners;
+    const int total = span.count * call.reads;
     const int lane = threadIdx.x % 32, at = item + lane;
     const uint64_t none = ~uint64_t{0};
     element = at < total ? lists[at] : none;
@@ -80,11 +101,11 @@ struct SlotWindow {
       before = item > 0 ? lists[item - 1] : none;
     }
     // The first element past the end begins something, too.
-    const unsigned begins =
-        __ballot_sync(kWholeWarp, id_of(element) != id_of(before) || at % length == 0);
+    const unsigned begins = __ballot_sync(
+        kWholeWarp, id_of(element) != id_of(before) || span.by_list.remainder(at) == 0);
     const unsigned up_to_here = (2u << lane) - 1;
     const int last = 31 - __clz(static_cast<int>(begins));  // -1: none
-    const bool open = item + 32 < total && (item + 32) % length != 0;
+    const bool open = item + 32 < total && span.by_list.remainder(item + 32) != 0;
     if (open && last >= 0 && last < kFwpkmWindow) {
       left = item + last;
     }

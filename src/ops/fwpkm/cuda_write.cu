@@ -15,15 +15,15 @@ __device__ int first_chain(const FwpkmCall& call, int owner, int slot, int64_t f
 }
 
 // The row of the log that a slot gets; `first`: the place of its first read that writes.
-__device__ int new_row(const FwpkmCall& call, const FwpkmSpan& span, int owner, int slot,
+__device__ int new_row(const FwpkmCall& call, const SortedSpan& span, int owner, int slot,
                        int first) {
   const int each = span.writers * call.reads;  // writing reads of a row of the batch
   const int64_t slots = static_cast<int64_t>(call.n) * call.n;
   int64_t row = slot;
   if (slots > static_cast<int64_t>(call.shared ? call.batch : 1) * each) {
-    const int j = first / call.reads;
-    row = (call.shared ? static_cast<int64_t>(j / span.length) * each : 0) +
-          j % span.length * call.reads + first % call.reads;
+    const int j = span.number_of(first);
+    row = (call.shared ? static_cast<int64_t>(span.row(j)) * each : 0) + span.step(j) * call.reads +
+          span.rank_of(first);
   }
   return static_cast<int>(owner * call.log_cap + span.number * call.log_step + row);
 }
@@ -134,12 +134,12 @@ __device__ void write_slots(const WindowWrites& writes, int slots, int errors, i
 
 // The slots that begin in a window and end in sight of its warp.
 template <typename T, int kRun, ValueRows kValues, bool kWhole>
-__device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
+__device__ void write_window(const FwpkmCall& call, const SortedSpan& span, const FwpkmFound& found,
                              const SlotWindow& window, WindowWrites* shared) {
   const int lane = threadIdx.x % 32, slot = id_of(window.element);
   const bool here = window.group != 0, heads = here && lane == window.head();
-  const int place = here ? place_of(window.element) : 0, j = place / call.reads;
-  const int owner = call.shared ? 0 : j / span.length;
+  const int place = here ? place_of(window.element) : 0, j = span.number_of(place);
+  const int owner = call.shared ? 0 : span.row(j);
   const int64_t read = read_at(call, span, place);
   const bool writes = here && span.writes(j);
   int chain = 0, source = 0;
@@ -150,8 +150,8 @@ __device__ void write_window(const FwpkmCall& call, const FwpkmSpan& span, const
   const float coefficient = writes ? found.coefficients[place] : 0.0f;
   const unsigned all_writing = __ballot_sync(kWholeWarp, writes);
   const unsigned writing = all_writing & window.group;
-  const int first = __shfl_sync(kWholeWarp, place, writing == 0 ? 0 : __ffs(writing) - 1);
-  const int row = new_row(call, span, owner, slot, first);
+  const int row = __shfl_sync(kWholeWarp, new_row(call, span, owner, slot, place),
+                              writing == 0 ? 0 : __ffs(writing) - 1);
   if (heads && chain < 0) {
     chain = first_chain(call, owner, slot, read);
   }
@@ -187,7 +187,7 @@ struct LongWrite {
 };
 
 // Prepares it. Nothing is to be written if the count stays 0.
-__device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const SlotReads& reads,
+__device__ void leave_slot(const FwpkmCall& call, const SortedSpan& span, const SlotReads& reads,
                            LongWrite* rest) {
   const int lane = threadIdx.x % 32;
   const int64_t first = read_at(call, span, reads.first);
@@ -206,14 +206,14 @@ __device__ void leave_slot(const FwpkmCall& call, const FwpkmSpan& span, const S
   chain = __shfl_sync(kWholeWarp, chain, 0);
   for (int i = lane; i < reads.count; i += 32) {
     const int place = reads.place(i);
-    keep_read(call, read_at(call, span, place), chain, span.writes(place / call.reads), share);
+    keep_read(call, read_at(call, span, place), chain, span.writes(span.number_of(place)), share);
   }
 }
 
 // Each warp has a window of the sorted reads.
 template <typename T, int kRun, ValueRows kValues, bool kWhole>
 __global__ void __launch_bounds__(kFwpkmThreads, kValues == ValueRows::kHalves ? 4 : 3)
-    write_kernel(FwpkmCall call, FwpkmSpan span, FwpkmGroups groups, FwpkmFound found) {
+    write_kernel(FwpkmCall call, SortedSpan span, FwpkmGroups groups, FwpkmFound found) {
   __shared__ WindowWrites windows[kFwpkmWarps];
   __shared__ LongWrite rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
   const int warp = threadIdx.x / 32;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, kValues == ValueRows::kHalves ?
   if (item < span.count * call.reads) {
     const SlotWindow window(call, span, groups.reads, item);
     if (window.left >= 0) {
-      leave_slot(call, span, slot_reads(call, span, groups.reads, window.left), &rests[warp]);
+      leave_slot(call, span, slot_reads(span, groups.reads, window.left), &rests[warp]);
     }
     write_window<T, kRun, kValues, kWhole>(call, span, found, window, &windows[warp]);
   }
@@ -237,9 +237,9 @@ __global__ void __launch_bounds__(kFwpkmThreads, kValues == ValueRows::kHalves ?
     sum_many<T, kRun, kValues>(rest.from, rest.to, call.dv, rest.count, [&](int i, float* scale) {
       // Those that write nothing have no error; another's, times 0, stands in.
       const int place = place_of(rest.list[i]);
-      const bool writes = span.writes(place / call.reads);
+      const bool writes = span.writes(span.number_of(place));
       *scale = writes ? found.coefficients[place] * rest.share : 0.0f;
-      return row_of<T>(call, found.errors, (writes ? place : rest.first_writing) / call.reads);
+      return row_of<T>(call, found.errors, span.number_of(writes ? place : rest.first_writing));
     });
   }
 }
@@ -250,7 +250,7 @@ void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroup
                   const FwpkmFound& found) {
   const auto start = [&](auto* kernel) {
     launch(false, kernel, window_blocks(call, span), kFwpkmThreads, 0, "fwpkm writing values", call,
-           span, groups, found);
+           SortedSpan(call, span), groups, found);
   };
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
     constexpr int kRun = Run::value;
