@@ -7,7 +7,7 @@ namespace {
 
 // The rows of slots that begin in a window and end in sight of its warp, if an earlier chunk wrote
 // them. `terms`: memory for the rows of all of them.
-template <typename T, int kRun>
+template <typename T, int kRun, bool kWhole>
 __device__ void spread_window(const FwpkmCall& call, const SortedSpan& span, const FwpkmBack& back,
                               const SlotWindow& window, RowTerm<T>* terms) {
   const int lane = threadIdx.x % 32, head = window.head();
@@ -48,7 +48,7 @@ __device__ void spread_window(const FwpkmCall& call, const SortedSpan& span, con
         row_of<T>(call, back.errors, j), last ? to : nullptr, back.dalong[place]};
   }
   __syncwarp();
-  sum_terms<T, kRun>(terms, __popc(taken) + __popc(alive) + __popc(pulling), call.dv);
+  sum_terms<T, kRun, kWhole>(terms, __popc(taken) + __popc(alive) + __popc(pulling), call.dv);
   if (heads && wanted) {
     back.live[chain] = 1;
   }
@@ -74,7 +74,7 @@ __device__ void leave_slot(const FwpkmCall& call, const SortedSpan& span, const 
 
 // Gradients of the rows that were read and that an earlier chunk wrote: each warp has a window of
 // the sorted reads.
-template <typename T, int kRun>
+template <typename T, int kRun, bool kWhole>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
     spread_values_kernel(FwpkmCall call, SortedSpan span, FwpkmGroups groups, FwpkmBack back) {
   __shared__ RowTerm<T> terms[kFwpkmWarps][kFwpkmWindow + 64];
@@ -85,16 +85,20 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
     rests[warp].count = 0;
   }
   __syncwarp();
+  bool left = false;
   let_next_start();
   if (item < span.count * call.reads) {
     const SlotWindow window(call, span, groups.reads, item);
     wait_for_earlier();
-    if (window.left >= 0) {
+    left = window.left >= 0;
+    if (left) {
       leave_slot(call, span, back, slot_reads(span, groups.reads, window.left), &rests[warp]);
     }
-    spread_window<T, kRun>(call, span, back, window, terms[warp]);
+    spread_window<T, kRun, kWhole>(call, span, back, window, terms[warp]);
   }
-  __syncthreads();
+  if (!__syncthreads_or(left)) {
+    return;
+  }
   for (const LongSum& rest : rests) {
     if (rest.count == 0) {
       continue;
@@ -124,8 +128,11 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
 void to_earlier_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                        const FwpkmBack& back) {
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
-    launch_next(&spread_values_kernel<T, Run::value>, window_blocks(call, span), kFwpkmThreads, 0,
-                "fwpkm gradients of rows", call, SortedSpan(call, span), groups, back);
+    with_whole<Run::value>(call.dv, [&]<typename Whole>(Whole) {
+      launch_next(&spread_values_kernel<T, Run::value, Whole::value>, window_blocks(call, span),
+                  kFwpkmThreads, 0, "fwpkm gradients of rows", call, SortedSpan(call, span), groups,
+                  back);
+    });
   });
 }
 

@@ -7,10 +7,10 @@
 
 namespace fwpkm {
 
-// A chunk whose reads are sorted, so that places need no division: place j * reads + r is read r of
-// token number j. Elements of an owner's list.
+// A chunk with all that it takes to know a read by its place without a division. Place
+// j * call.reads + r is read r of token number j.
 struct SortedSpan : FwpkmSpan {
-  FastDivisor by_reads, by_length, by_list;
+  FastDivisor by_reads, by_length, by_list;  // by_list: elements of an owner's sorted list
 
   SortedSpan(const FwpkmCall& call, const FwpkmSpan& span)
       : FwpkmSpan(span),
@@ -20,7 +20,7 @@ struct SortedSpan : FwpkmSpan {
 
   __device__ int number_of(int place) const { return static_cast<int>(by_reads.quotient(place)); }
   __device__ int rank_of(int place) const { return static_cast<int>(by_reads.remainder(place)); }
-  // Of token number j: the row of the batch, and the place in its chunk.
+  // Of token number j: its row of the batch, and how many of that row come before it in the chunk.
   __device__ int row(int j) const { return static_cast<int>(by_length.quotient(j)); }
   __device__ int step(int j) const { return static_cast<int>(by_length.remainder(j)); }
   __device__ bool writes(int j) const { return step(j) < writers; }
@@ -136,53 +136,84 @@ struct RowTerm {
   float scale;
 };
 
-// Adds up rows of `width` numbers of type T: scale * row; each sum begins after the last term of
-// the one before. The next rows are on their way meanwhile, of whichever sum. The work of a warp;
-// terms are in shared memory.
-template <typename T, int kRun, typename To>
-__device__ inline void sum_terms(const RowTerm<To>* terms, int count, int width) {
-  constexpr int kAhead = 2;
-  for (int first = 0; first < width; first += kFwpkmGroups<kRun> * 32 * kRun) {
-    float sum[kFwpkmGroups<kRun>][kRun] = {};
+// Calls fn(group, column) for the runs that a lane holds from column c on. kWhole: all of them are
+// in the row.
+template <int kRun, bool kWhole, typename Fn>
+__device__ inline void for_runs_at(int c, int width, Fn&& fn) {
+#pragma unroll
+  for (int g = 0; g < kFwpkmGroups<kRun>; ++g) {
+    const int column = c + g * 32 * kRun;
+    if (kWhole || column < width) {
+      fn(g, column);
+    }
+  }
+}
+// Calls fn with kWhole for rows of that many columns; true is worth its kernels for wide runs
+// alone.
+template <int kRun, typename Fn>
+void with_whole(int width, Fn&& fn) {
+  if constexpr (kRun == 8) {
+    if (width % (kFwpkmGroups<kRun> * 32 * kRun) == 0) {
+      fn(std::true_type());
+      return;
+    }
+  }
+  fn(std::false_type());
+}
+
+// Adds up rows of dv numbers of type T: scale * row; each sum begins after the last term of the one
+// before. The next rows are on their way meanwhile, of whichever sum. The work of a warp; terms are
+// in shared memory.
+template <typename T, int kRun, bool kWhole, typename To>
+__device__ inline void sum_terms(const RowTerm<To>* terms, int count, int dv) {
+  constexpr int kAhead = 2, kGroups = kFwpkmGroups<kRun>;
+  const RowTerm<To>* const end = terms + count;
+  const int lane = threadIdx.x % 32;
+  const int width = __shfl_sync(kWholeWarp, dv, 0);  // an argument would be loaded at each use
+  for (int first = 0; first < width; first += kGroups * 32 * kRun) {
+    const int c = first + lane * kRun;
     using Part = RowPart<T, kRun>;
-    Part x[kAhead][kFwpkmGroups<kRun>] = {};
-    const auto fetch = [&](int i, Part(&to)[kFwpkmGroups<kRun>]) {
-      if (i < count) {
-        const void* row = global_pointer(terms[i].row);
-        for_groups<kRun, kFwpkmGroups<kRun>>(
-            first, width, [&](int g, int c) { to[g].load(row, false, c, width); });
+    Part x[kAhead][kGroups] = {};
+    float sum[kGroups][kRun] = {};
+    const auto fetch = [&](const RowTerm<To>* term, Part(&to)[kGroups]) {
+      if (term < end) {
+        const void* row = global_pointer(term->row);
+        for_runs_at<kRun, kWhole>(
+            c, width, [&](int g, int column) { to[g].load(row, false, column, width); });
       }
     };
+    const RowTerm<To>* term = terms;
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-      fetch(u, x[u]);
+      fetch(term + u, x[u]);
     }
-    for (int begin = 0; begin < count; begin += kAhead) {
+    while (term < end) {
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
-        if (begin + u >= count) {
+        if (u > 0 && term >= end) {
           break;
         }
-        const float scale = terms[begin + u].scale;
-        To* to = terms[begin + u].to;
 #pragma unroll
-        for (int g = 0; g < kFwpkmGroups<kRun>; ++g) {
+        for (int g = 0; g < kGroups; ++g) {
           float row[kRun];
           x[u][g].get(false, row);
-          add_run(scale, row, sum[g]);
+          add_run(term->scale, row, sum[g]);
         }
-        fetch(begin + u + kAhead, x[u]);
-        if (to != nullptr) {
-          for_groups<kRun, kFwpkmGroups<kRun>>(
-              first, width, [&](int g, int c) { store_wide(global_pointer(to) + c, sum[g]); });
+        if (term->to != nullptr) {
+          To* to = global_pointer(term->to);
+          for_runs_at<kRun, kWhole>(c, width,
+                                    [&](int g, int column) { store_wide(to + column, sum[g]); });
 #pragma unroll
-          for (int g = 0; g < kFwpkmGroups<kRun>; ++g) {
+          for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
             for (int i = 0; i < kRun; ++i) {
               sum[g][i] = 0;
             }
           }
         }
+        // Only now, or it would come to other registers and be copied.
+        fetch(term + kAhead, x[u]);
+        ++term;
       }
     }
   }

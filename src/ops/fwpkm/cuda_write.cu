@@ -59,8 +59,7 @@ struct WindowWrites {
 };
 
 // Writes slots, each its row and then its errors in their order. The next slot's row and the next
-// error are on their way meanwhile. kWhole: each lane has columns in all groups. The work of a
-// warp.
+// error are on their way meanwhile. The work of a warp.
 template <typename T, int kRun, ValueRows kValues, bool kWhole>
 __device__ void write_slots(const WindowWrites& writes, int slots, int errors, int dv) {
   constexpr int kGroups = kFwpkmGroups<kRun>;
@@ -70,18 +69,10 @@ __device__ void write_slots(const WindowWrites& writes, int slots, int errors, i
   const int width = __shfl_sync(kWholeWarp, dv, 0);  // an argument would be loaded at each use
   for (int first = 0; first < width; first += kGroups * 32 * kRun) {
     const int c = first + lane * kRun;
-    // Calls fn(group, column) for the columns of this lane.
-    const auto for_columns = [&](auto&& fn) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        if (kWhole || c + g * 32 * kRun < width) {
-          fn(g, c + g * 32 * kRun);
-        }
-      }
-    };
+    const auto for_columns = [&](auto&& fn) { for_runs_at<kRun, kWhole>(c, width, fn); };
     RowPart<T, kRun, kValues> value[kGroups] = {};
     RowPart<T, kRun> error[kGroups] = {};
-    float scale = 0;  // of that error
+    float scale = 0;  // of that error, as in its term
     int last = 0;
     const auto fetch_value = [&](const WrittenSlot* slot) {
       if (slot < slots_end) {
@@ -212,7 +203,7 @@ __device__ void leave_slot(const FwpkmCall& call, const SortedSpan& span, const 
 
 // Each warp has a window of the sorted reads.
 template <typename T, int kRun, ValueRows kValues, bool kWhole>
-__global__ void __launch_bounds__(kFwpkmThreads, kValues == ValueRows::kHalves ? 4 : 3)
+__global__ void __launch_bounds__(kFwpkmThreads, kWhole ? 4 : 3)
     write_kernel(FwpkmCall call, SortedSpan span, FwpkmGroups groups, FwpkmFound found) {
   __shared__ WindowWrites windows[kFwpkmWarps];
   __shared__ LongWrite rests[kFwpkmWarps];  // a long slot is the last one to begin in its window
@@ -222,14 +213,18 @@ __global__ void __launch_bounds__(kFwpkmThreads, kValues == ValueRows::kHalves ?
     rests[warp].count = 0;
   }
   __syncwarp();
+  bool left = false;
   if (item < span.count * call.reads) {
     const SlotWindow window(call, span, groups.reads, item);
-    if (window.left >= 0) {
+    left = window.left >= 0;
+    if (left) {
       leave_slot(call, span, slot_reads(span, groups.reads, window.left), &rests[warp]);
     }
     write_window<T, kRun, kValues, kWhole>(call, span, found, window, &windows[warp]);
   }
-  __syncthreads();
+  if (!__syncthreads_or(left)) {
+    return;
+  }
   for (const LongWrite& rest : rests) {
     if (rest.count == 0) {
       continue;
@@ -248,19 +243,12 @@ __global__ void __launch_bounds__(kFwpkmThreads, kValues == ValueRows::kHalves ?
 
 void write_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmGroups& groups,
                   const FwpkmFound& found) {
-  const auto start = [&](auto* kernel) {
-    launch(false, kernel, window_blocks(call, span), kFwpkmThreads, 0, "fwpkm writing values", call,
-           SortedSpan(call, span), groups, found);
-  };
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
-    constexpr int kRun = Run::value;
-    if constexpr (!Halved::value) {
-      start(&write_kernel<T, kRun, ValueRows::kFloats, false>);
-    } else if (call.dv % (kFwpkmGroups<kRun> * 32 * kRun) == 0) {
-      start(&write_kernel<T, kRun, ValueRows::kHalves, true>);
-    } else {
-      start(&write_kernel<T, kRun, ValueRows::kHalves, false>);
-    }
+    constexpr auto kValues = Halved::value ? ValueRows::kHalves : ValueRows::kFloats;
+    with_whole<Run::value>(call.dv, [&]<typename Whole>(Whole) {
+      launch(false, &write_kernel<T, Run::value, kValues, Whole::value>, window_blocks(call, span),
+             kFwpkmThreads, 0, "fwpkm writing values", call, SortedSpan(call, span), groups, found);
+    });
   });
 }
 
