@@ -161,8 +161,10 @@ __device__ void write_window(const FwpkmCall& call, const SortedSpan& span, cons
   }
   if (writes) {
     const bool last = (writing & ~below) == 1u << lane;
-    shared->errors[__popc(all_writing & below)] = {row_of<T>(call, found.errors, j),
-                                                   coefficient * share, last};
+    ErrorTerm* term = &shared->errors[__popc(all_writing & below)];
+    term->row = row_of<T>(call, found.errors, j);
+    term->scale = coefficient * share;
+    term->last = last ? 1 : 0;
   }
   __syncwarp();
   write_slots<T, kRun, kValues, kWhole>(*shared, __popc(all_begins), __popc(all_writing), call.dv);
