@@ -14,6 +14,7 @@
 #include "model/token_graph.h"
 #include "ops/lm_loss/lm_loss.h"
 #include "train/gpu_steps.h"
+#include "train/memory_plan.h"
 #include "train/step.h"
 
 namespace fwpkm {
@@ -36,8 +37,11 @@ bool on_gpu(Device device) {
 
 // A model in training, as one contestant.
 struct Contestant {
-  Contestant(const ModelConfig& config, Device device)
-      : model(config, device, true), pool(device), optimizer(&model.parameters(), true) {
+  Contestant(const ModelConfig& config, const TrainBenchOptions& options)
+      : model(config, options.device, true, false, nullptr,
+              room_beside(config, options.device, options.batch, options.seq)),
+        pool(options.device),
+        optimizer(&model.parameters(), true) {
     model.parameters().initialize(1);
     queue(true);
   }
@@ -118,7 +122,7 @@ std::vector<TrainBenchRow> bench_train(const std::vector<ModelConfig>& configs,
                                        const BenchProgress& progress) {
   std::vector<std::unique_ptr<Contestant>> contestants;
   for (const ModelConfig& config : configs) {
-    contestants.push_back(std::make_unique<Contestant>(config, options.device));
+    contestants.push_back(std::make_unique<Contestant>(config, options));
   }
   const bool gpu = on_gpu(options.device);
   const Turns turns(options.steps, gpu);

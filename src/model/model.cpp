@@ -35,9 +35,9 @@ void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, 
 }
 
 Model::Model(ModelConfig config, Device device, bool gradients, bool dry,
-             std::shared_ptr<const SafeTensors> file)
+             std::shared_ptr<const SafeTensors> file, size_t beside)
     : config_(std::move(config)),
-      parameters_(config_, device, gradients, dry, std::move(file)),
+      parameters_(config_, device, gradients, dry, std::move(file), beside),
       pools_(std::make_shared<PoolSet>(device)) {
   const FwpkmConfig& f = config_.fwpkm;
   for (int l = 0; l < config_.layers; ++l) {

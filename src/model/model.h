@@ -45,9 +45,10 @@ struct ForwardOptions {
 class Model {
  public:
   // `gradients`: make room for gradients, to train. `dry`: for planning memory only; weights are
-  // address space that must not be touched. `file`: where weights may stay, see Parameters.
+  // address space that must not be touched. `file`: where weights may stay, and `beside`: memory
+  // that others will want, see Parameters.
   Model(ModelConfig config, Device device, bool gradients, bool dry = false,
-        std::shared_ptr<const SafeTensors> file = nullptr);
+        std::shared_ptr<const SafeTensors> file = nullptr, size_t beside = 0);
 
   const ModelConfig& config() const { return config_; }
   Parameters& parameters() { return parameters_; }

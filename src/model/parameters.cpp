@@ -214,7 +214,7 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& c) {
 }
 
 Parameters::Parameters(const ModelConfig& config, Device device, bool gradients, bool dry,
-                       std::shared_ptr<const SafeTensors> file)
+                       std::shared_ptr<const SafeTensors> file, size_t beside)
     : device_(device), file_(std::move(file)), pool_(device), specs_(parameter_specs(config)) {
   require(!gradients || file_ == nullptr, "parameters",
           "weights that get gradients are written, so they cannot stay in {}",
@@ -247,7 +247,7 @@ Parameters::Parameters(const ModelConfig& config, Device device, bool gradients,
   if (device.kind == DeviceKind::kCuda && !dry && tables > 0) {
     // Gradients come with two more numbers of the optimizer.
     const size_t all = (values + (gradients ? 3 * grads : 0)) * dtype_size(wide) +
-                       halves * dtype_size(device.real);
+                       halves * dtype_size(device.real) + beside;
     place_tables(tables * dtype_size(wide), all);
     values -= tables_ ? tables : 0;
   }
@@ -344,8 +344,8 @@ void Parameters::place_tables(size_t bytes, size_t all) {
   tables_ = std::shared_ptr<void>(data, &cuda::release_pinned);
   host_bytes_ = bytes;
   fmt::print(stderr,
-             "note: the weights need {} MiB, {} MiB are free on the GPU; the tables of fast "
-             "weights ({} MiB) stay in the host's memory, which is slower\n",
+             "note: {} MiB are needed, {} MiB are free on the GPU; the tables of fast weights ({} "
+             "MiB) stay in the host's memory, which is slower\n",
              all >> 20, free >> 20, bytes >> 20);
 }
 

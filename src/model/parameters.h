@@ -42,8 +42,10 @@ class Parameters {
   // Memory is reserved but not set; call initialize() or load. With `file`, a tensor that is there
   // with this shape, the device's type and its element's alignment stays there: it has its values
   // already, takes no memory and is read-only (a write to it faults). The file is held open.
+  // `beside`: bytes that somebody else will want of a GPU; tables of fast weights go where they
+  // leave room for that.
   Parameters(const ModelConfig& config, Device device, bool gradients, bool dry = false,
-             std::shared_ptr<const SafeTensors> file = nullptr);
+             std::shared_ptr<const SafeTensors> file = nullptr, size_t beside = 0);
 
   Device device() const { return device_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
@@ -101,7 +103,7 @@ class Parameters {
   // The tensor's bytes in the file, or null if they cannot be used as they are.
   void* find_mapped(const ParameterSpec& spec) const;
   void require_writable(size_t index) const;
-  // Takes memory of the host for the tables if `all` weights do not fit on the GPU.
+  // Takes memory of the host for the tables if the GPU has no room for `all` that is wanted of it.
   void place_tables(size_t bytes, size_t all);
 
   Device device_;

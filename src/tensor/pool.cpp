@@ -57,6 +57,10 @@ size_t rounded(size_t bytes) {
   return std::max(kAlign, (bytes + unit - 1) / unit * unit);
 }
 
+double mib(size_t bytes) {
+  return static_cast<double>(bytes) / (1 << 20);
+}
+
 }  // namespace
 
 Device Device::parse(const std::string& name, DType cuda_real) {
@@ -126,9 +130,9 @@ std::shared_ptr<Block> Pool::allocate(size_t bytes) {
     }
     if (data == nullptr) {
       throw OutOfMemory(fmt::format(
-          "[memory] out of memory asking for {} MiB ({} MiB are in use); use a smaller batch or "
-          "a shorter sequence",
-          size >> 20, used_ >> 20));
+          "[memory] out of memory asking for {:.1f} MiB ({:.1f} MiB are in use); use a smaller "
+          "batch or a shorter sequence",
+          mib(size), mib(used_)));
     }
     held_ += size;
   }
@@ -148,7 +152,7 @@ std::shared_ptr<Block> Pool::allocate_kept(size_t bytes) {
   void* data = system_allocate(device_.kind, size);
   if (data == nullptr) {
     throw OutOfMemory(
-        fmt::format("[memory] out of memory asking for {} MiB of a stream's state", size >> 20));
+        fmt::format("[memory] out of memory asking for {:.1f} MiB of a stream's state", mib(size)));
   }
   if (poison_) {
     fill_bytes(device_.kind, data, 0xff, size);

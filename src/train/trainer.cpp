@@ -11,6 +11,7 @@
 #include "ops/lm_loss/lm_loss.h"
 #include "train/carried.h"
 #include "train/gpu_steps.h"
+#include "train/memory_plan.h"
 #include "train/schedule.h"
 #include "train/step.h"
 
@@ -34,7 +35,8 @@ class Trainer {
         events_(events),
         folder_(options.out),
         data_(std::move(data)),
-        model_(config, device, true),
+        model_(config, device, true, false, nullptr,
+               room_beside(config, device, config.train.micro(), config.train.seq)),
         pool_(device),
         optimizer_(&model_.parameters(), parts() == 1),
         carried_(model_, pool_, config.train.micro()) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a small model with memories of both kinds on the CPU and on the emulated GPU: losses and norms of gradients must
-# agree, and the same seed must give the same bytes.
+# agree, and the same seed must give the same bytes, also with tables that stay in the host's memory.
 #   train_test.sh PROGRAM CONFIG
 set -euo pipefail
 
@@ -8,11 +8,11 @@ program=$1 config=$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-train() { # OUT DEVICE MEMORY
+train() { # OUT DEVICE MEMORY [SETTINGS]
   "$program" train --config "$config" --data builtin:recall --steps 3 --valid-every 0 --seed 3 --out "$folder/$1" \
     --device "$2" --set memory="$3" --set hidden_size=64 --set layers=2 --set train.batch=2 --set train.micro_batch=2 \
     --set train.seq=96 --set pkm.layers=[0] --set pkm.n_subkeys=16 --set pkm.topk=8 --set pkm.key_dim=32 \
-    --set pkm.value_dim=64 --set fwpkm.n_subkeys=32 --set fwpkm.chunk=32 >"$folder/log" 2>&1 || {
+    --set pkm.value_dim=64 --set fwpkm.n_subkeys=32 --set fwpkm.chunk=32 "${@:4}" >"$folder/log" 2>&1 || {
     cat "$folder/log" >&2
     exit 1
   }
@@ -42,8 +42,14 @@ for memory in shared per_sequence; do
   agree "floats-$memory" "cpu-$memory" 1e-4
   agree "bf16-$memory" "cpu-$memory" 5e-2
 done
-train again cuda shared
 weights=checkpoints/step-00000003/model.safetensors
-ls "$folder/again/checkpoints/step-00000003" >/dev/null
+train again cuda shared
 cmp "$folder/again/$weights" "$folder/bf16-shared/$weights"
 echo "the same seed gives the same bytes"
+for device in cuda cuda:f32; do
+  train "near-$device" "$device" shared --set fwpkm.n_subkeys=256
+  FWPKM_GPU_MEMORY=32 train "far-$device" "$device" shared --set fwpkm.n_subkeys=256
+  grep -q "stay in the host's memory" "$folder/log"
+  cmp "$folder/near-$device/$weights" "$folder/far-$device/$weights"
+done
+echo "so do tables in the host's memory"

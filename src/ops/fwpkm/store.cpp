@@ -45,6 +45,17 @@ size_t FwpkmStore::bytes() const {
   return static_cast<size_t>(sum);
 }
 
+int64_t FwpkmStore::planned_bytes(const FwpkmSettings& settings, const Shape& values, int64_t batch,
+                                  int64_t time) {
+  if (!settings.shared) {
+    return 0;
+  }
+  const FwpkmSizes sizes(settings, {batch, time, 0}, {0, 0}, values);
+  const int64_t slots = values.dims[0], columns = std::min(kSorted, values.dims[1]);
+  return slots * columns * static_cast<int64_t>(sizeof(float)) +
+         (slots + sizes.log_cap) * static_cast<int64_t>(sizeof(int32_t));
+}
+
 #ifdef FWPKM_CUDA
 void FwpkmStore::lay_out() {
   if (rows_.log) {

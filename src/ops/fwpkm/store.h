@@ -38,6 +38,10 @@ class FwpkmStore {
   void settle();
   // Memory beside the table.
   size_t bytes() const;
+  // What it will be for calls of that size, but for the log: rows that a call writes take memory
+  // with a store and without.
+  static int64_t planned_bytes(const FwpkmSettings& settings, const Shape& values, int64_t batch,
+                               int64_t time);
   // Rows that a call wrote elsewhere, as floats.
   Tensor plain(Run& run, const Tensor& rows) const;
 
