@@ -1,7 +1,7 @@
 # fwpkm_emulated: the program with its CUDA backend, whose kernels run on the CPU (tests/emulated). Of CUDA it takes the
 # headers only. Not built unless asked for.
 find_package(CUDAToolkit QUIET)
-find_package(Boost 1.74 QUIET COMPONENTS context)
+find_package(Boost 1.74 QUIET CONFIG COMPONENTS context)
 if(NOT CUDAToolkit_FOUND OR NOT Boost_FOUND)
   return()
 endif()
@@ -57,5 +57,8 @@ add_kernel_test(Kernels.InBf16 "" fwpkm_emulated check --device cuda:bf16)
 add_kernel_test(Kernels.InFloats "" fwpkm_emulated check --device cuda:f32)
 # Threads in another order: whoever counts on theirs lacks a barrier.
 add_kernel_test(Kernels.InBf16InAnyOrder "FWPKM_SHUFFLE=1" fwpkm_emulated check --device cuda:bf16)
-add_kernel_test(Kernels.Train "" ${FWPKM_EMULATED}/train_test.sh $<TARGET_FILE:fwpkm_emulated>
-  ${CMAKE_CURRENT_SOURCE_DIR}/configs/recall.json)
+foreach(NAME Train Session)
+  string(TOLOWER ${NAME} SCRIPT)
+  add_kernel_test(Kernels.${NAME} "" ${FWPKM_EMULATED}/${SCRIPT}_test.sh $<TARGET_FILE:fwpkm_emulated>
+    ${CMAKE_CURRENT_SOURCE_DIR}/configs/recall.json)
+endforeach()
