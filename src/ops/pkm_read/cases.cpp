@@ -38,7 +38,14 @@ std::vector<Case> pkm_read_cases() {
         Sizes{130, 2, 17, 8, 16, 264}, Sizes{9, 1, 40, 3, 16, 512}, Sizes{600, 4, 20, 16, 16, 512},
         // Selections with 4, 16 and 32 scores in a lane, rows that fill them and rows that do not.
         Sizes{33, 2, 128, 32, 16, 4}, Sizes{33, 2, 512, 32, 16, 4}, Sizes{17, 1, 300, 20, 16, 4},
-        Sizes{9, 1, 1000, 32, 16, 1}}) {
+        Sizes{9, 1, 1000, 32, 16, 1},
+        // Values of whole tiles (64 features), one to eight; slots with about 16 reads, in runs of
+        // any length, with two, and one slot with all reads: a tile of places or one more or less,
+        // a window and one more, many windows.
+        Sizes{200, 2, 12, 6, 16, 64}, Sizes{200, 2, 12, 6, 16, 128}, Sizes{200, 2, 12, 6, 16, 192},
+        Sizes{200, 2, 12, 6, 16, 512}, Sizes{40, 2, 12, 3, 16, 448}, Sizes{150, 1, 2, 2, 16, 128},
+        Sizes{15, 1, 1, 1, 16, 64}, Sizes{16, 1, 1, 1, 16, 64}, Sizes{17, 1, 1, 1, 16, 64},
+        Sizes{33, 1, 1, 1, 16, 64}, Sizes{300, 1, 1, 1, 16, 512}}) {
     cases.push_back(make(s));
   }
   // Queries as a model has them, [B, T, H*dk]; and the weights, which carry no gradient.
@@ -76,7 +83,8 @@ std::vector<Case> pkm_read_cases() {
   // more reads of a slot than a window has.
   for (const Sizes& s :
        {Sizes{130, 2, 17, 8, 16, 264}, Sizes{600, 4, 20, 16, 16, 512}, Sizes{65, 2, 17, 8, 16, 20},
-        Sizes{3, 2, 17, 3, 12, 7}, Sizes{70, 2, 6, 6, 16, 520}}) {
+        Sizes{3, 2, 17, 3, 12, 7}, Sizes{70, 2, 6, 6, 16, 520}, Sizes{200, 2, 12, 6, 16, 192},
+        Sizes{200, 2, 12, 6, 16, 512}, Sizes{300, 1, 1, 1, 16, 128}}) {
     Case c = make(s);
     c.name = "short gradient," + c.name;
     c.inputs[2].half_grad = true;
