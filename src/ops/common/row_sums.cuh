@@ -88,18 +88,13 @@ __device__ inline void put_once(T* to, const float (&x)[kRun], bool add) {
 #pragma unroll
   for (int i = 0; i < kRun; i += kStep) {
     auto* at = reinterpret_cast<RawRun<T, kStep>*>(to + i);
-    float sums[kStep];
+    float sums[kStep] = {};
+    if (add) {
+      unpack_run<T>(__ldcs(at), sums);
+    }
 #pragma unroll
     for (int k = 0; k < kStep; ++k) {
-      sums[k] = x[i + k];
-    }
-    if (add) {
-      float old[kStep];
-      unpack_run<T>(__ldcs(at), old);
-#pragma unroll
-      for (int k = 0; k < kStep; ++k) {
-        sums[k] += old[k];
-      }
+      sums[k] += x[i + k];
     }
     RawRun<T, kStep> raw;
     store_run(reinterpret_cast<T*>(&raw), sums);
@@ -249,37 +244,11 @@ struct WindowEdge {
   }
 };
 
-// A place of the sorted list; behind `end` the last one before it, without a weight.
+// A place of the sorted list.
 struct SortedPlace {
   int32_t id, place;
   float weight;
-
-  __device__ SortedPlace(const RowSumPlan& s, const float* weights, int64_t i, int64_t end) {
-    const bool inside = i < end;
-    i = inside ? i : end - 1;
-    weight = weights != nullptr ? __ldcs(weights + i) : 1;
-    weight = inside ? weight : 0;
-    id = __ldcs(s.ids + i);
-    place = __ldcs(s.places + i);
-  }
 };
-
-// Leaves the sum of all lanes' squares, those of window w, unless `to` is null.
-template <typename = void>
-__device__ void leave_squares(const RowSumPlan& s, double* to, int64_t w, double squares) {
-  if (to == nullptr) {
-    return;
-  }
-  for (int step = 16; step > 0; step /= 2) {
-    squares += __shfl_xor_sync(0xffffffffu, squares, step);
-  }
-  if (threadIdx.x % 32 == 0) {
-    to[1 + w] = squares;
-    if (w == 0) {
-      to[0] = static_cast<double>(2 * s.windows - 1);
-    }
-  }
-}
 
 // A place as all lanes of a warp need it.
 struct alignas(16) RowSumPlace {
@@ -316,8 +285,22 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
   const WindowEdge front(s, w), back(s, w + 1);
   const int64_t begin = front.at, end = back.at;
   double squares = 0;  // of this lane's numbers
+  const auto leave_squares = [&] {
+    if (terms.squares == nullptr) {
+      return;
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      squares += __shfl_xor_sync(kAll, squares, step);
+    }
+    if (lane == 0) {
+      terms.squares[1 + w] = squares;
+      if (w == 0) {
+        terms.squares[0] = static_cast<double>(2 * s.windows - 1);
+      }
+    }
+  };
   if (begin == end) {
-    leave_squares(s, terms.squares, w, squares);
+    leave_squares();
     return;
   }
   const int64_t start = blockIdx.y * int64_t{kColumns};
@@ -378,13 +361,20 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
       }
     });
   }
-  // What the next round needs is asked for a round ahead.
-  SortedPlace coming(s, terms.weights, begin + lane, end);
+  // What the next round needs is asked for a round ahead. Past the end comes the last one again,
+  // without a weight.
+  const auto place_at = [&](int64_t i) {
+    const bool inside = i < end;
+    i = inside ? i : end - 1;
+    const float weight = terms.weights != nullptr ? __ldcs(terms.weights + i) : 1;
+    return SortedPlace{__ldcs(s.ids + i), __ldcs(s.places + i), inside ? weight : 0};
+  };
+  SortedPlace coming = place_at(begin + lane);
   int32_t before = id;
   for (int64_t first = begin; first < end; first += 32) {
     const int places = static_cast<int>(min(int64_t{32}, end - first));
     const SortedPlace own = coming;
-    coming = SortedPlace(s, terms.weights, first + 32 + lane, end);
+    coming = place_at(first + 32 + lane);
     const int32_t left = __shfl_up_sync(kAll, own.id, 1);
     if (lane < places && own.id != (lane > 0 ? left : before)) {
       const int64_t row = own.id * s.width;
@@ -438,7 +428,7 @@ __global__ void __launch_bounds__(kRowSumThreads, Shape::kBlocks)
     }
   }
   change_to(id, back.divides, true);
-  leave_squares(s, terms.squares, w, squares);
+  leave_squares();
 }
 
 // Runs that are divided; a block for each window that one begins in.
@@ -527,24 +517,6 @@ inline void dots_from_list(const RowSumPlan& s, float* dots, const char* op) {
   check_launch(op);
 }
 
-// After the windows: runs that are divided, and rows of ids that have no place.
-template <int kRun, typename T, typename Sum>
-void finish_shared_rows(const RowSumPlan& s, const RowSumTerms<T, Sum>& terms, const char* op) {
-  if (s.windows > 1) {
-    const dim3 joins(static_cast<unsigned>(s.windows - 1),
-                     static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * kRun)));
-    row_join_kernel<kRun>
-        <<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to, terms.add, terms.squares);
-    check_launch(op);
-  }
-  if (!terms.add) {
-    constexpr int kThreads = 256;
-    clear_rows_kernel<<<static_cast<unsigned>(ceil_div(terms.limit, kThreads)), kThreads, 0,
-                        this_stream()>>>(s, terms.to, terms.limit);
-    check_launch(op);
-  }
-}
-
 // Adds up all terms; the places are sorted already. Squares only where a block has whole rows.
 template <typename Shape, bool kDots, typename T, typename Sum>
 void add_shared_rows(const RowSumPlan& s, RowSumTerms<T, Sum> terms, const char* op) {
@@ -555,7 +527,19 @@ void add_shared_rows(const RowSumPlan& s, RowSumTerms<T, Sum> terms, const char*
                   static_cast<unsigned>(ceil_div(s.width, Shape::kColumns)));
   row_window_kernel<T, Sum, Shape, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
   check_launch(op);
-  finish_shared_rows<Shape::kRun>(s, terms, op);
+  if (s.windows > 1) {
+    const dim3 joins(static_cast<unsigned>(s.windows - 1),
+                     static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * Shape::kRun)));
+    row_join_kernel<Shape::kRun>
+        <<<joins, kRowSumThreads, 0, this_stream()>>>(s, terms.to, terms.add, terms.squares);
+    check_launch(op);
+  }
+  if (!terms.add) {
+    constexpr int kThreads = 256;
+    clear_rows_kernel<<<static_cast<unsigned>(ceil_div(terms.limit, kThreads)), kThreads, 0,
+                        this_stream()>>>(s, terms.to, terms.limit);
+    check_launch(op);
+  }
 }
 
 }  // namespace fwpkm

@@ -2,7 +2,6 @@
 // multiplied: dq and dkeys are then products as large as those of forward, with nothing to sort.
 // Only dvalues needs reads in the order of slots; a slot's row is then loaded once for all tokens
 // that read it, which gives the gradients of their weights too.
-#include "ops/common/row_tiles.cuh"
 #include "ops/pkm_read/parts.cuh"
 #include "tensor/cuda.h"
 
@@ -153,17 +152,6 @@ bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
 }
 
 template <typename T, typename Sum>
-void values_and_dots(const RowSumPlan& sums, const RowSumTerms<T, Sum>& terms) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    if (sums.width % kTileColumns == 0) {
-      add_rows_in_tiles(sums, terms, "pkm_read values");
-      return;
-    }
-  }
-  add_shared_rows<PkmRowShape<T>, true>(sums, terms, "pkm_read values");
-}
-
-template <typename T, typename Sum>
 void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts) {
   const View& dy = args.dout[0];
   sort_places(parts.sums, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
@@ -179,7 +167,7 @@ void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
       .dots = parts.sums.list_dots(),
       .squares = args.attr<PkmSettings>().squares};
   if (in_one_pass<T>(args, s)) {
-    values_and_dots(parts.sums, terms);
+    add_shared_rows<PkmRowShape<T>, true>(parts.sums, terms, "pkm_read values");
     dots_from_list(parts.sums, parts.dw, "pkm_read dots");
   } else if (in_runs_of(4, {dy, args.din[2]})) {
     add_shared_rows<RowSumOfFour, false>(parts.sums, terms, "pkm_read values");
