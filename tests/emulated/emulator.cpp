@@ -6,6 +6,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -28,25 +29,6 @@ template <typename... Args>
   std::abort();
 }
 
-// Stacks are used again by the block that comes next.
-struct Stacks {
-  std::vector<std::byte> memory = std::vector<std::byte>(kMostThreads * kStack);
-  size_t taken = 0;
-
-  boost::context::stack_context allocate() {
-    boost::context::stack_context one;
-    one.size = kStack;
-    one.sp = memory.data() + ++taken * kStack;
-    return one;
-  }
-  void deallocate(boost::context::stack_context&) {}
-};
-struct StackOf {
-  Stacks* from;
-  boost::context::stack_context allocate() { return from->allocate(); }
-  void deallocate(boost::context::stack_context& one) { from->deallocate(one); }
-};
-
 struct Thread {
   boost::context::fiber fiber;
   uint3 index{};
@@ -58,7 +40,8 @@ struct Thread {
 };
 
 struct Block {
-  std::vector<Thread> threads;
+  std::span<Thread> threads;
+  const std::function<void()>* work = nullptr;
   boost::context::fiber main;
   size_t current = 0, live = 0, waiting = 0;
   bool some = false, some_before = false;  // at barriers that ask
@@ -134,23 +117,35 @@ void go_on(size_t i) {
   one.fiber = std::move(one.fiber).resume();
 }
 
-void run_block(const std::function<void()>& thread, std::vector<size_t>* order) {
-  static Stacks stacks;
-  stacks.taken = 0;
+// Fibers live as long as the program: one that has done a thread of a block waits for the next.
+std::span<Thread> make_threads(size_t count) {
+  static std::vector<Thread>& all = *new std::vector<Thread>(kMostThreads);
+  for (size_t i = 0; i < count; ++i) {
+    Thread& one = all[i];
+    if (!one.fiber) {
+      one.fiber = boost::context::fiber(std::allocator_arg, boost::context::fixedsize_stack(kStack),
+                                        [&one](boost::context::fiber&& main) {
+                                          block->main = std::move(main);
+                                          for (;;) {
+                                            (*block->work)();
+                                            one.ended = true;
+                                            --block->live;
+                                            give_way();
+                                          }
+                                          return std::move(block->main);
+                                        });
+    }
+  }
+  return {all.data(), count};
+}
+
+void run_block(std::vector<size_t>* order) {
   for (size_t i = 0; i < block->threads.size(); ++i) {
     Thread& one = block->threads[i];
     const auto n = static_cast<unsigned>(i);
     one.ended = one.at_barrier = false;
     one.mask = 0;
     one.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
-    one.fiber = boost::context::fiber(std::allocator_arg, StackOf{&stacks},
-                                      [&thread, &one](boost::context::fiber&& main) {
-                                        block->main = std::move(main);
-                                        thread();
-                                        one.ended = true;
-                                        --block->live;
-                                        return std::move(block->main);
-                                      });
   }
   block->live = block->threads.size();
   block->waiting = 0;
@@ -193,7 +188,8 @@ void run(const Config& config, const std::function<void()>& thread) {
   gridDim = config.grid;
   blockDim = config.block;
   Block own;
-  own.threads.resize(count);
+  own.threads = make_threads(count);
+  own.work = &thread;
   block = &own;
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
@@ -202,7 +198,7 @@ void run(const Config& config, const std::function<void()>& thread) {
       for (unsigned x = 0; x < gridDim.x; ++x) {
         blockIdx = {x, y, z};
         std::memset(shared_memory, 0xff, config.shared);  // nobody may count on what is there
-        run_block(thread, &order);
+        run_block(&order);
       }
     }
   }
