@@ -377,6 +377,11 @@ std::vector<Case> fwpkm_cases() {
       FwpkmSettings rewrite = settings(1, 17, 8, 16, 0, shared);
       rewrite.rewrite = true;
       stored({2, 40, 8, 24}, rewrite);
+      // As many reads as kernels of whole rows are made for.
+      stored({2, 40, 8, 512, true, false, false}, settings(1, 17, 8, 13, 1, shared));
+      stored({1, 13, 8, 1024}, settings(2, 17, 4, 7, 1, shared));
+      rewrite.n_subkeys = 9;
+      stored({2, 21, 8, 512}, rewrite);
     }
   }
   // The paper's sizes but for n = 512, whose table fills half a gigabyte.

@@ -294,6 +294,14 @@ void with_real_and_run(const FwpkmCall& call, Fn&& fn) {
   });
 }
 
+// The item of a warp where each has one. It comes from one lane, so that the compiler knows it to
+// be the same in all: what follows from it needs no registers of lanes, and branches by it do not
+// part them.
+__device__ inline int warp_item() {
+  const unsigned warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0);
+  return static_cast<int>(blockIdx.x * kFwpkmWarps + warp);
+}
+
 // Blocks for that many items with a warp each.
 inline unsigned fwpkm_blocks(int64_t items) {
   return static_cast<unsigned>(ceil_div(items, kFwpkmWarps));

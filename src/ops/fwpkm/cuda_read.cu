@@ -1,6 +1,6 @@
 // The rows that tokens read: a warp for each token.
-#include "ops/fwpkm/cuda_halves.cuh"
 #include "ops/fwpkm/cuda_read.cuh"
+#include "ops/fwpkm/cuda_rows.cuh"
 
 namespace fwpkm {
 namespace {
@@ -13,28 +13,33 @@ struct Term {
 
 // The softmax over all of a token's reads, from the sums of scores that `weights` holds.
 struct JointSoftmax {
+  const float* sums;
   float top = -INFINITY, total = 0;
+  float first;  // expf of this lane's first one, or 0
 
-  __device__ JointSoftmax(const float* sums, int count) {
+  __device__ JointSoftmax(const float* of, int count) : sums(of) {
     const int lane = threadIdx.x % 32;
-    for (int r = lane; r < count; r += 32) {
+    const float own = lane < count ? sums[lane] : -INFINITY;
+    top = own;
+    for (int r = lane + 32; r < count; r += 32) {
       top = fmaxf(top, sums[r]);
     }
     top = warp_max(top);
-    for (int r = lane; r < count; r += 32) {
+    total = first = expf(own - top);
+    for (int r = lane + 32; r < count; r += 32) {
       total += expf(sums[r] - top);
     }
     total = warp_sum(total);
   }
-  __device__ float operator()(float sum) const { return expf(sum - top) / total; }
+  // Of read r, which is one of this lane's.
+  __device__ float operator()(int r) const {
+    return (r < 32 ? first : expf(sums[r] - top)) / total;
+  }
 };
 
-// The weight of read `r` of token t, and where its row lies now; both are kept.
-__device__ Term find_term(const FwpkmCall& call, int t, const JointSoftmax& softmax, int r) {
-  const int owner = call.shared ? 0 : t / call.time;
-  const int64_t read = static_cast<int64_t>(t) * call.reads + r;
+// A read of that weight, and where its row lies now; both are kept.
+__device__ Term find_term(const FwpkmCall& call, int owner, int64_t read, float weight) {
   const int slot = call.slots[read];
-  const float weight = softmax(call.weights[read]);
   const int place = call.places == nullptr ? -1 : call.places[slot];
   int source = -1;
   if (call.write) {
@@ -99,28 +104,27 @@ __device__ void push_by_error(const FwpkmCall& call, const FwpkmSpan& span, int 
   }
 }
 
-// Adds the rows that the first `some` lanes hold, times their weights, to `sum`; columns from
-// `first` on. kAhead of them are on their way at a time.
-template <typename Row, int kRun, int kAhead>
-__device__ void add_terms(const Term& mine, int some, int first, int width,
+// Adds the rows that the first `some` lanes hold, times their weights, to `sum`; columns from c on.
+// kAhead of them are on their way at a time.
+template <typename Row, int kRun, int kAhead, bool kWhole>
+__device__ void add_terms(const Term& mine, int some, int c, int width,
                           float (&sum)[kFwpkmGroups<kRun>][kRun]) {
   for (int begin = 0; begin < some; begin += kAhead) {
     RowPart<Row, kRun> x[kAhead][kFwpkmGroups<kRun>] = {};
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       if (begin + u < some) {
-        const auto row = reinterpret_cast<const float*>(
-            __shfl_sync(kWholeWarp, reinterpret_cast<uintptr_t>(mine.row), begin + u));
-        for_groups<kRun, kFwpkmGroups<kRun>>(first, width, [&](int g, int c) {
-          x[u][g].load(global_pointer(row), false, c, width);
-        });
+        const auto* row = global_pointer(reinterpret_cast<const float*>(
+            __shfl_sync(kWholeWarp, reinterpret_cast<uintptr_t>(mine.row), begin + u)));
+        for_runs_at<kRun, kWhole>(
+            c, width, [&](int g, int column) { x[u][g].load(row, false, column, width); });
       }
     }
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       if (begin + u < some) {
         const float weight = __shfl_sync(kWholeWarp, mine.weight, begin + u);
-        for_groups<kRun, kFwpkmGroups<kRun>>(first, width, [&](int g, int) {
+        for_runs_at<kRun, kWhole>(c, width, [&](int g, int) {
           float row[kRun];
           x[u][g].get(false, row);
           add_run(weight, row, sum[g]);
@@ -133,31 +137,35 @@ __device__ void add_terms(const Term& mine, int some, int first, int width,
 // What token t reads, to `y` if given; less what it is to find, to `error` if given. -> the sum of
 // the error's squares. term(r) is called for each read before kept_term may be, by its own lane.
 // Columns are dealt out as lane * kRun + 32 * kRun * i everywhere: what a lane writes, it reads.
-template <typename Row, typename T, int kRun, typename TermOf>
+// kFull: as in with_full.
+template <typename Row, typename T, int kRun, bool kFull, typename TermOf>
 __device__ float read_rows(const FwpkmCall& call, int t, T* y, T* error, TermOf&& term) {
   float loss = 0;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, reads = reads_of<kFull>(call);
   for (int first = 0; first < call.dv; first += kFwpkmGroups<kRun> * 32 * kRun) {
+    const int c = first + lane * kRun;
     float sum[kFwpkmGroups<kRun>][kRun] = {};
-    for (int begin = 0; begin < call.reads; begin += 32) {
+    for (int begin = 0; begin < reads; begin += 32) {
       const int r = begin + lane;
       Term mine;
-      if (r < call.reads) {
+      if (r < reads) {
         mine = first == 0 ? term(r) : kept_term(call, t, r);
       }
-      // As many bytes of either type.
-      add_terms<Row, kRun, 8 / sizeof(Row)>(mine, min(32, call.reads - begin), first, call.dv, sum);
+      // As many bytes of either type, or all.
+      constexpr int kAhead = kFull ? kFwpkmFewReads : 8 / sizeof(Row);
+      add_terms<Row, kRun, kAhead, kFull>(mine, min(32, reads - begin), c, call.dv, sum);
     }
-    for_groups<kRun, kFwpkmGroups<kRun>>(first, call.dv, [&](int g, int c) {
+    const T* target = target_of<T>(call, t);
+    for_runs_at<kRun, kFull>(c, call.dv, [&](int g, int column) {
       if (y != nullptr) {
-        store_once(y + c, sum[g]);
+        store_once(y + column, sum[g]);
       }
       if (error != nullptr) {
         float x[kRun];
-        load_run(target_of<T>(call, t) + c, x);
+        load_run(target + column, x);
         add_run(-1.0f, x, sum[g]);
         loss = dot_run(sum[g], sum[g], loss);
-        store_wide(error + c, sum[g]);
+        store_wide(error + column, sum[g]);
       }
     });
   }
@@ -180,30 +188,31 @@ __device__ void push_token(const FwpkmCall& call, const FwpkmSpan& span, const F
   }
 }
 
-template <typename Row, typename T, int kRun>
-__device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
+template <typename Row, typename T, int kRun, bool kFull>
+__device__ void read_token(const FwpkmCall& call, const SortedSpan& span, const FwpkmFound& found,
                            float step, int j) {
-  const int lane = threadIdx.x % 32, t = span.token(j);
+  const int lane = threadIdx.x % 32, t = span.token(j), reads = reads_of<kFull>(call);
   const bool writes = span.writes(j);
   const float gate = writes ? gate_of(call, t) : 0.0f;
-  const int64_t at = static_cast<int64_t>(t) * call.reads;
-  const JointSoftmax softmax(call.weights + at, call.reads);
-  float squares = 0;
+  const int64_t at = static_cast<int64_t>(t) * reads;
+  const JointSoftmax softmax(call.weights + at, reads);
+  const int owner = call.shared ? 0 : span.row(j);
+  float first = 0, squares = 0;  // first: the weight of this lane's first read
   T* error = writes ? row_of<T>(call, found.errors, j) : nullptr;
-  const float loss = read_rows<Row, T, kRun>(
+  const float loss = read_rows<Row, T, kRun, kFull>(
       call, t, static_cast<T*>(call.y) + static_cast<int64_t>(t) * call.dv, error, [&](int r) {
-        const Term found_here = find_term(call, t, softmax, r);
-        squares = fmaf(found_here.weight, found_here.weight, squares);
-        return found_here;
+        const float weight = softmax(r);
+        first = r < 32 ? weight : first;
+        squares = fmaf(weight, weight, squares);
+        return find_term(call, owner, at + r, weight);
       });
-  squares = warp_sum(squares);
   if (lane == 0) {
     call.losses[t] = gate * loss / static_cast<float>(call.dv);
   }
-  const float eta = call.rewrite ? 1.0f / squares : step;
-  for (int r = lane; r < call.reads && writes; r += 32) {
-    found.coefficients[static_cast<int64_t>(j) * call.reads + r] =
-        -eta * gate * call.weights[at + r];
+  const float eta = call.rewrite ? 1.0f / warp_sum(squares) : step;
+  for (int r = lane; r < reads && writes; r += 32) {
+    found.coefficients[static_cast<int64_t>(j) * reads + r] =
+        -eta * gate * (r < 32 ? first : call.weights[at + r]);
   }
   if (found.push != nullptr) {
     push_token<kRun>(call, span, found, j, error);
@@ -211,12 +220,12 @@ __device__ void read_token(const FwpkmCall& call, const FwpkmSpan& span, const F
 }
 
 // Row: what rows of values are read as; bf16 if they lie in halves, of which the upper are such.
-template <typename Row, typename T, int kRun>
+template <typename Row, typename T, int kRun, bool kFull>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
-    read_kernel(FwpkmCall call, FwpkmSpan span, FwpkmFound found, float step) {
-  const int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
+    read_kernel(FwpkmCall call, SortedSpan span, FwpkmFound found, float step) {
+  const int j = warp_item();
   if (j < span.count) {
-    read_token<Row, T, kRun>(call, span, found, step, j);
+    read_token<Row, T, kRun, kFull>(call, span, found, step, j);
   }
 }
 
@@ -230,8 +239,8 @@ __global__ void __launch_bounds__(kFwpkmThreads)
   T* error = span.writes(j) ? row_of<T>(call, found.errors, j) : nullptr;
   if (error != nullptr) {
     const int t = span.token(j);
-    read_rows<float, T, kRun>(call, t, static_cast<T*>(nullptr), error,
-                              [&](int r) { return kept_term(call, t, r); });
+    read_rows<float, T, kRun, false>(call, t, static_cast<T*>(nullptr), error,
+                                     [&](int r) { return kept_term(call, t, r); });
   }
   push_token<kRun>(call, span, found, j, error);
 }
@@ -241,10 +250,12 @@ __global__ void __launch_bounds__(kFwpkmThreads)
 void read_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found,
                  float step) {
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
-    read_kernel<std::conditional_t<Halved::value, bf16, float>, T, Run::value>
-        <<<fwpkm_blocks(span.count), kFwpkmThreads, 0, this_stream()>>>(call, span, found, step);
+    with_full<Run::value>(call, [&]<typename Full>(Full) {
+      using Row = std::conditional_t<Halved::value, bf16, float>;
+      launch(false, &read_kernel<Row, T, Run::value, Full::value>, fwpkm_blocks(span.count),
+             kFwpkmThreads, 0, "fwpkm reading", call, SortedSpan(call, span), found, step);
+    });
   });
-  check_launch("fwpkm reading");
 }
 
 void find_pushes(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmFound& found) {

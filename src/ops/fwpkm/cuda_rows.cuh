@@ -24,11 +24,12 @@ struct SortedSpan : FwpkmSpan {
   __device__ int row(int j) const { return static_cast<int>(by_length.quotient(j)); }
   __device__ int step(int j) const { return static_cast<int>(by_length.remainder(j)); }
   __device__ bool writes(int j) const { return step(j) < writers; }
+  __device__ int token(int j) const { return row(j) * time + first + step(j); }
 };
 
 // The number of a read of all tokens from its place in the chunk.
 __device__ inline int64_t read_at(const FwpkmCall& call, const SortedSpan& span, int place) {
-  const int j = span.number_of(place), token = span.row(j) * span.time + span.first + span.step(j);
+  const int token = span.token(span.number_of(place));
   return static_cast<int64_t>(token) * call.reads + span.rank_of(place);
 }
 
@@ -159,6 +160,23 @@ void with_whole(int width, Fn&& fn) {
     }
   }
   fn(std::false_type());
+}
+// The same with kFull, which says that tokens have kFwpkmFewReads reads, too.
+template <int kRun, typename Fn>
+void with_full(const FwpkmCall& call, Fn&& fn) {
+  with_whole<kRun>(call.dv, [&]<typename Whole>(Whole) {
+    if constexpr (Whole::value) {
+      if (call.reads == kFwpkmFewReads) {
+        fn(Whole());
+        return;
+      }
+    }
+    fn(std::false_type());
+  });
+}
+template <bool kFull>
+__device__ inline int reads_of(const FwpkmCall& call) {
+  return kFull ? kFwpkmFewReads : call.reads;
 }
 
 // Adds up rows of dv numbers of type T: scale * row; each sum begins after the last term of the one
