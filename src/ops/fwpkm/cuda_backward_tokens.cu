@@ -1,6 +1,7 @@
 // Backward of the values, token by token: a warp has a token.
+#include "ops/common/row_sums.cuh"
 #include "ops/fwpkm/cuda_backward.cuh"
-#include "ops/fwpkm/cuda_halves.cuh"
+#include "ops/fwpkm/cuda_rows.cuh"
 
 namespace fwpkm {
 namespace {
@@ -12,10 +13,10 @@ struct Token {
   int64_t read;  // its first read, of all
   int64_t own;   // and of the chunk's
 
-  __device__ Token(const FwpkmCall& call, const FwpkmSpan& span, int number, float step)
+  __device__ Token(const FwpkmCall& call, const SortedSpan& span, int reads, int number, float step)
       : j(number), t(span.token(number)), writes(span.writes(number)) {
-    read = static_cast<int64_t>(t) * call.reads;
-    own = static_cast<int64_t>(j) * call.reads;
+    read = static_cast<int64_t>(t) * reads;
+    own = static_cast<int64_t>(j) * reads;
     if (!writes) {
       return;
     }
@@ -23,7 +24,7 @@ struct Token {
     eta = step;
     if (call.rewrite) {
       float squares = 0;
-      for (int r = threadIdx.x % 32; r < call.reads; r += 32) {
+      for (int r = threadIdx.x % 32; r < reads; r += 32) {
         squares = fmaf(call.weights[read + r], call.weights[read + r], squares);
       }
       eta = 1.0f / warp_sum(squares);
@@ -50,99 +51,116 @@ template <typename T, int kRun>
 __device__ void put_target(const FwpkmCall& call, const FwpkmBack& back, int t, int c,
                            const float (&de)[kRun]) {
   T* to = static_cast<T*>(back.dv) + static_cast<int64_t>(t + call.lookahead) * call.dv + c;
-  float x[kRun] = {};
+  float x[kRun];
   if (back.add_v) {
     load_run(to, x);
+    add_run(-1.0f, de, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      x[i] = 0.0f - de[i];
+    }
   }
-  add_run(-1.0f, de, x);
   store_once(to, x);
 }
 
-// Up to kReads reads, whose rows all are in registers at once. Row: as in cuda_read.cu. Leaves dw;
-// -> dg.
-template <typename Row, typename T, int kRun, int kReads>
+// Up to kReads reads, whose rows all are in registers at once; kFull: just so many, of whole rows
+// (with_full). Row: as in cuda_read.cu. Leaves dw; -> dg.
+template <typename Row, typename T, int kRun, int kReads, bool kFull>
 __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const Token& token) {
-  struct Rows {
-    const float* value;
-    const T* gradient;
+  // Of a token: arrays, so that several reads can be taken at once, and what nobody wants before
+  // the end, for which there are no registers.
+  struct alignas(16) Reads {
+    const float* values[kReads];
+    const T* gradients[kReads];             // or null
+    float weights[kReads], scales[kReads];  // of values and gradients
+    float shares[kReads], eta, gate;
   };
-  __shared__ Rows all_rows[kFwpkmWarps][kReads];
-  __shared__ float2 all_scales[kFwpkmWarps][kReads];
-  const int lane = threadIdx.x % 32;
-  Rows* rows = all_rows[threadIdx.x / 32];
-  float2* scales = all_scales[threadIdx.x / 32];  // of values and gradients
-  float weight = 0, share = 0;
+  __shared__ Reads all[kFwpkmWarps];
+  const int lane = threadIdx.x % 32, reads = kFull ? kReads : call.reads;
+  Reads& own = all[threadIdx.x / 32];
   if (lane < kReads) {
-    rows[lane] = {};
-    if (lane < call.reads) {
+    const float* value = nullptr;
+    float weight = 0, share = 0;
+    if (lane < reads) {
       const int64_t read = token.read + lane;
       weight = call.weights[read];
-      rows[lane].value = value_row(call, call.source[read], call.slots[read]);
+      value = value_row(call, call.source[read], call.slots[read]);
       share = token.writes ? call.share[read] : 0.0f;
     }
-    scales[lane] = {weight, -share * token.eta * token.gate * weight};
+    own.values[lane] = value;
+    own.gradients[lane] = nullptr;
+    own.weights[lane] = weight;
+    own.scales[lane] = -share * token.eta * token.gate * weight;
+    own.shares[lane] = share;
+    own.eta = token.eta;
+    own.gate = token.gate;
   }
   __syncwarp();
   // Rows of values have long been there; of those after the chunk the kernel before wrote some.
   unsigned live = 0;
   const auto find_gradients = [&] {
     wait_for_earlier();
-    if (lane < call.reads) {
-      rows[lane].gradient = row_gradient<T>(call, back, token, lane);
+    const T* gradient = nullptr;
+    if (lane < reads) {
+      gradient = row_gradient<T>(call, back, token, lane);
+      own.gradients[lane] = gradient;
     }
-    live = __ballot_sync(kWholeWarp, lane < call.reads && rows[lane].gradient != nullptr);
+    live = __ballot_sync(kWholeWarp, gradient != nullptr);
     __syncwarp();
+  };
+  const auto for_reads = [&](auto&& fn) {
+#pragma unroll
+    for (int r = 0; r < kReads; ++r) {
+      if (kFull || r < reads) {
+        fn(r);
+      }
+    }
+  };
+  const auto for_live = [&](auto&& fn) {
+#pragma unroll
+    for (int r = 0; r < kReads; ++r) {
+      if ((live >> r & 1) != 0) {
+        fn(r);
+      }
+    }
   };
   const T* dy = static_cast<const T*>(back.dy) + back.dy_rows[token.t];
   T* dreads = row_of<T>(call, back.dreads, token.j);
   float x[kReads] = {}, y[kReads] = {};
   for (int first = 0; first < call.dv; first += 32 * kRun) {
     const int c = first + lane * kRun;
-    RowPart<Row, kRun> held[kReads] = {};
-    float value[kRun], dread[kRun] = {}, de[kRun] = {};
-    if (c < call.dv) {
-#pragma unroll
-      for (int r = 0; r < kReads; ++r) {
-        if (r < call.reads) {
-          held[r].template load<true>(global_pointer(rows[r].value), false, c, call.dv);
-        }
-      }
-      RowPart<T, kRun> part;
-      part.template load<true>(dy + c, false, 0, kRun);
-      part.get(false, dread);
+    const bool here = kFull || c < call.dv;
+    RowPart<Row, kRun> held[kReads];
+    RowPart<T, kRun> gradients[kReads], target;
+    float row[kRun], dread[kRun] = {}, de[kRun] = {};
+    if (here) {
+      for_reads([&](int r) {
+        held[r].template load<true>(global_pointer(own.values[r]), false, c, call.dv);
+      });
+      target.template load<true>(dy + c, false, 0, kRun);
+      target.get(false, dread);
     }
     if (first == 0) {
       find_gradients();
     }
-    if (c >= call.dv) {
+    if (!here) {
       break;
     }
     if (live != 0) {
-      RowPart<T, kRun> gradients[kReads] = {};
-      float gradient[kRun], error[kRun] = {}, target[kRun];
+      // `live` would tell, too, but not without many more instructions.
 #pragma unroll
       for (int r = 0; r < kReads; ++r) {
-        if ((live >> r & 1) != 0) {
-          gradients[r].load(global_pointer(rows[r].gradient), false, c, call.dv);
+        const T* from = own.gradients[r];
+        if (from != nullptr) {
+          gradients[r].load(global_pointer(from), false, c, call.dv);
         }
       }
-      load_run(target_of<T>(call, token.t) + c, target);
-#pragma unroll
-      for (int r = 0; r < kReads; ++r) {
-        if (r < call.reads) {
-          held[r].get(false, value);
-          add_run(scales[r].x, value, error);
-        }
-      }
-      add_run(-1.0f, target, error);
-#pragma unroll
-      for (int r = 0; r < kReads; ++r) {
-        if ((live >> r & 1) != 0) {
-          gradients[r].get(false, gradient);
-          add_run(scales[r].y, gradient, de);
-          x[r] = dot_run(gradient, error, x[r]);
-        }
-      }
+      target.load(target_of<T>(call, token.t), false, c, call.dv);
+      for_live([&](int r) {
+        gradients[r].get(false, row);
+        add_run(own.scales[r], row, de);
+      });
       add_run(1.0f, de, dread);
     }
     if (token.writes && back.dv != nullptr) {
@@ -151,33 +169,46 @@ __device__ float through_few(const FwpkmCall& call, const FwpkmBack& back, const
     if (!back.last) {
       store_wide(dreads + c, dread);
     }
-#pragma unroll
-    for (int r = 0; r < kReads; ++r) {
-      if (r < call.reads) {
-        held[r].get(false, value);
-        y[r] = dot_run(dread, value, y[r]);
-      }
+    // Rows of values are unpacked once, for the error and for y; so all of dread comes before.
+    if (live == 0) {
+      for_reads([&](int r) {
+        held[r].get(false, row);
+        y[r] = dot_run(dread, row, y[r]);
+      });
+      continue;
     }
+    float error[kRun] = {};
+    for_reads([&](int r) {
+      held[r].get(false, row);
+      add_run(own.weights[r], row, error);
+      y[r] = dot_run(dread, row, y[r]);
+    });
+    target.get(false, row);
+    add_run(-1.0f, row, error);
+    for_live([&](int r) {
+      gradients[r].get(false, row);
+      x[r] = dot_run(row, error, x[r]);
+    });
   }
-  float x_own = 0, y_own = 0;
-#pragma unroll
-  for (int r = 0; r < kReads; ++r) {
-    const float y_sum = warp_sum(y[r]), x_sum = live != 0 ? warp_sum(x[r]) : 0.0f;
-    if (lane == r) {
-      y_own = y_sum;
-      x_own = share * x_sum;
-    }
+  // Each of the first lanes gets the sums of its read.
+  const int from = lane * (32 / kReads) % 32;
+  const float y_own = __shfl_sync(kWholeWarp, warp_sums(y), from);
+  const float weight = lane < kReads ? own.weights[lane] : 0.0f;
+  float x_own = 0;
+  if (live != 0) {
+    const float x_sum = __shfl_sync(kWholeWarp, warp_sums(x), from);
+    x_own = lane < kReads ? own.shares[lane] * x_sum : 0.0f;
   }
-  const float eta = token.eta, deta = warp_sum(-token.gate * weight * x_own);
-  if (lane < call.reads) {
+  const float eta = own.eta, gate = own.gate, deta = warp_sum(-gate * weight * x_own);
+  if (lane < reads) {
     back.dw[token.read + lane] =
-        y_own - eta * token.gate * x_own - (call.rewrite ? 2 * weight * eta * eta * deta : 0.0f);
+        y_own - eta * gate * x_own - (call.rewrite ? 2 * weight * eta * eta * deta : 0.0f);
   }
   return warp_sum(-eta * weight * x_own);
 }
 
 // Through the pushes of the memory loss to the weights (dw) and to <e, V> (dalong); -> dg.
-__device__ float through_push(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
+__device__ float through_push(const FwpkmCall& call, const SortedSpan& span, const FwpkmBack& back,
                               const Token& token) {
   const float share = 1.0f / (static_cast<float>(call.batch * span.writers) * call.dv);
   const float *weights = call.weights + token.read, *along = back.along + token.own;
@@ -204,7 +235,7 @@ __device__ float through_push(const FwpkmCall& call, const FwpkmSpan& span, cons
 
 // Any number of reads, and all modes; rows are fetched again where they are needed again.
 template <typename T, int kRun>
-__device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBack& back,
+__device__ float through_any(const FwpkmCall& call, const SortedSpan& span, const FwpkmBack& back,
                              const Token& token) {
   const int lane = threadIdx.x % 32;
   const bool memory = back.memory && token.writes;
@@ -292,21 +323,21 @@ __device__ float through_any(const FwpkmCall& call, const FwpkmSpan& span, const
 }
 
 // kReads 0: any number of reads.
-template <typename Row, typename T, int kRun, int kReads>
+template <typename Row, typename T, int kRun, int kReads, bool kFull>
 __global__ void __launch_bounds__(kFwpkmThreads, 2)
-    values_kernel(FwpkmCall call, FwpkmSpan span, FwpkmBack back, float step) {
-  const int j = blockIdx.x * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
+    values_kernel(FwpkmCall call, SortedSpan span, FwpkmBack back, float step) {
+  const int j = warp_item();
   if (j >= span.count) {
     return;
   }
   let_next_start();
-  const Token token(call, span, j, step);
+  const Token token(call, span, reads_of<kFull>(call), j, step);
   const int lane = threadIdx.x % 32;
   if constexpr (kReads == 0) {
     wait_for_earlier();
   }
   // Nobody writes towards the first tokens of a chunk.
-  if (back.dv != nullptr && !back.add_v && (!call.write || j % span.length < call.lookahead)) {
+  if (back.dv != nullptr && !back.add_v && (!call.write || span.step(j) < call.lookahead)) {
     T* dv = static_cast<T*>(back.dv) + static_cast<int64_t>(token.t) * call.dv;
     for (int c = lane; c < call.dv; c += 32) {
       dv[c] = from_float<T>(0);
@@ -314,7 +345,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   }
   float dgate = 0;
   if constexpr (kReads > 0) {
-    dgate = through_few<Row, T, kRun, kReads>(call, back, token);
+    dgate = through_few<Row, T, kRun, kReads, kFull>(call, back, token);
   } else {
     dgate = through_any<T, kRun>(call, span, back, token);
   }
@@ -330,15 +361,17 @@ void through_values(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmBac
   constexpr int kFew = kFwpkmFewReads;
   const bool few = call.reads <= kFew && !back.memory && !back.late;
   with_value_rows(call, [&]<typename T, typename Run, typename Halved>(T*, Run, Halved) {
-    auto kernel =
-        &values_kernel<std::conditional_t<Halved::value, bf16, float>, T, Run::value, kFew>;
-    if constexpr (Halved::value) {
-      require(few, "fwpkm", "rows in halves are for few reads and the addressing loss");
-    } else {
-      kernel = few ? kernel : &values_kernel<float, T, Run::value, 0>;
-    }
-    launch(next, kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
-           "fwpkm gradients of tokens' values", call, span, back, step);
+    with_full<Run::value>(call, [&]<typename Full>(Full) {
+      using Row = std::conditional_t<Halved::value, bf16, float>;
+      auto kernel = &values_kernel<Row, T, Run::value, kFew, Full::value>;
+      if constexpr (Halved::value) {
+        require(few, "fwpkm", "rows in halves are for few reads and the addressing loss");
+      } else {
+        kernel = few ? kernel : &values_kernel<float, T, Run::value, 0, false>;
+      }
+      launch(next, kernel, fwpkm_blocks(span.count), kFwpkmThreads, 0,
+             "fwpkm gradients of tokens' values", call, SortedSpan(call, span), back, step);
+    });
   });
 }
 
