@@ -328,6 +328,7 @@ std::vector<Case> fwpkm_cases() {
     add({2, 40, 64, 8, true, false, false}, by_error);
     add({2, 100, 192, 4, true, true, false}, settings(3, 33, 5, 100, 1, shared));
     add({1, 140, 320, 4, true, false, false}, settings(1, 257, 8, 130, 1, shared));
+    add({1, 70, 512, 4, true, false, false}, settings(1, 512, 8, 70, 1, shared));
     for (const auto& [centres, half] :
          {std::pair<int64_t, int64_t>{1, 256}, {16, 256}, {100, 256}, {1, 64}}) {
       FwpkmSettings s = settings(1, 512, 8, 64, 1, shared);
