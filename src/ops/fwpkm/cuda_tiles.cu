@@ -53,17 +53,14 @@ struct Look {
   uint32_t id;  // as key_of has it, 0 past the end
   Columns key;
 
-  // Calls fn(part, group, column) for the lane's runs of four columns.
+  // Calls fn(part, group, column) for the lane's runs of four columns, from the lane's first on.
   template <typename Fn>
-  static __device__ void for_runs(const Tile& tile, Fn&& fn) {
+  static __device__ void for_runs(Fn&& fn) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
-        const int c = g * 128 + part * 32;
-        if (kWhole || c + static_cast<int>(threadIdx.x % 8) * 4 < tile.call.half) {
-          fn(part, g, c);
-        }
+        fn(part, g, g * 128 + part * 32);
       }
     }
   }
@@ -73,11 +70,17 @@ struct Look {
     const uint32_t number = (&tile.memory.near[0][0])[at];
     id = number == kNobody ? 0 : ~number;
     keys += static_cast<uint64_t>(number % kNobody) * static_cast<uint32_t>(tile.call.half);
-    for_runs(tile, [&](int part, int g, int c) { load_run(keys + c, key[part][g]); });
+    for_runs([&](int part, int g, int c) {
+      if (kWhole || c < tile.call.half) {  // a multiple of 32: all lanes or none
+        load_run(keys + c, key[part][g]);
+      } else {
+        key[part][g][0] = key[part][g][1] = key[part][g][2] = key[part][g][3] = 0;  // as queries
+      }
+    });
   }
   static __device__ void get_query(const Tile& tile, int token, Columns& q) {
     const bf16* from = &tile.memory.q[token][threadIdx.x % 8 * 4];
-    for_runs(tile, [&](int part, int g, int c) {
+    for_runs([&](int part, int g, int c) {
       const uint2 four = *reinterpret_cast<const uint2*>(from + c);
       const float2 low = unpack_two(four.x), high = unpack_two(four.y);
       q[part][g][0] = low.x;
@@ -88,7 +91,7 @@ struct Look {
   }
   __device__ void find(const Tile& tile, const Columns& q) const {
     float sums[kParts] = {};
-    for_runs(tile, [&](int part, int g, int) {
+    for_runs([&](int part, int g, int) {
 #pragma unroll
       for (int a = 0; a < 4; ++a) {
         const float x = q[part][g][a], y = kDot ? key[part][g][a] : x - key[part][g][a];
