@@ -2,7 +2,7 @@
 # headers only. Not built unless asked for.
 find_package(CUDAToolkit QUIET)
 find_package(Boost 1.74 QUIET CONFIG COMPONENTS context)
-if(NOT CUDAToolkit_FOUND OR NOT Boost_FOUND)
+if(NOT CUDAToolkit_FOUND OR NOT TARGET Boost::context)
   return()
 endif()
 
