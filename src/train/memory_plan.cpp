@@ -49,7 +49,6 @@ MemoryPlan plan_memory(const ModelConfig& config, Device device, int64_t rows, i
   }
   plan.optimizer = 2 * plan.gradients;
   plan.activations = activation_bytes(config, device, rows, seq);
-  plan.forward = activation_bytes(config, device, rows, seq, false);
   plan.available = device.kind == DeviceKind::kCuda ? static_cast<int64_t>(cuda::free_bytes())
                                                     : available_memory();
   // Activations grow in proportion to the rows, apart from a part that one row shows.
@@ -67,8 +66,9 @@ size_t room_beside(const ModelConfig& config, Device device, int64_t rows, int64
     return 0;
   }
   const MemoryPlan plan = plan_memory(config, device, rows, seq);
-  // Steps and validation share no memory.
-  return static_cast<size_t>(plan.activations + plan.forward + plan.stores);
+  // Validation, a forward pass alone, shares no memory with steps.
+  const int64_t validation = activation_bytes(config, device, rows, seq, false);
+  return static_cast<size_t>(plan.activations + validation + plan.stores);
 }
 
 std::string describe(const MemoryPlan& plan, int64_t rows) {

@@ -12,7 +12,6 @@ namespace fwpkm {
 struct MemoryPlan {
   int64_t weights = 0, gradients = 0, optimizer = 0;  // bytes
   int64_t activations = 0;   // most that one micro batch holds at once, workspace included
-  int64_t forward = 0;       // the same of a forward pass alone, as in validation
   int64_t stores = 0;        // what a GPU keeps beside tables of fast weights
   int64_t available = 0;     // what the machine has free now
   int64_t largest_rows = 0;  // rows of a micro batch that fit beside the rest

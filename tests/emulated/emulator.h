@@ -309,9 +309,6 @@ inline uintptr_t __cvta_generic_to_shared(const void* at) {
 inline uintptr_t __cvta_generic_to_global(const void* at) {
   return reinterpret_cast<uintptr_t>(at);
 }
-inline void* __cvta_global_to_generic(uintptr_t at) {
-  return reinterpret_cast<void*>(at);
-}
 template <typename T, typename Change>
 T emulated_change(T* at, Change&& change) {
   const T before = *at;

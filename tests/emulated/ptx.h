@@ -47,10 +47,6 @@ inline void asm_ex2_approx_ftz_f32(float& y, float x) {
 inline void asm_rcp_approx_ftz_f32(float& y, float x) {
   y = 1.0f / x;
 }
-template <typename Base>
-void asm_mad_wide_u32(uint64_t& sum, uint32_t a, uint32_t b, Base base) {
-  sum = static_cast<uint64_t>(a) * b + (uint64_t)base;
-}
 // The sum with what a lane `step` before has, if there is one.
 inline void asm_shfl_sync_up_b32(int& sum, int step) {
   const int before = __shfl_up_sync(0xffffffffu, sum, step);
