@@ -3,7 +3,6 @@
 // nothing is rounded but the sums, which are floats, so that the same slots are chosen as with
 // floats of the same value.
 #include "ops/pkm_read/parts.cuh"
-#include "ops/pkm_read/read_tiles.cuh"
 #include "ops/pkm_read/select_quick.cuh"
 
 namespace fwpkm {
@@ -251,15 +250,7 @@ void forward(const OpArgs& args, const PkmSizes& s) {
   };
   // Of bf16, 64 features of the paper's table fit into the cache.
   constexpr int kRun = kPkmRun<T>, kLanes = sizeof(T) == 2 ? 8 : 32;
-  const bool runs = in_runs_of(kRun, {args.in[2], args.out[0]});
-  if constexpr (sizeof(T) == 2) {
-    if (runs && in_runs_of(4, {args.out[1], args.out[2]}) &&
-        reads_in_tiles(s.n * s.n, s.reads, s.dv)) {
-      read(&read_tiles_kernel<kPkmWarps>, kReadFeatures);
-      return;
-    }
-  }
-  if (runs) {
+  if (in_runs_of(kRun, {args.in[2], args.out[0]})) {
     read(&read_kernel<T, kRun, kLanes>, kRun * kLanes);
   } else {
     read(&read_kernel<T, 1, 32>, 32);
