@@ -34,6 +34,8 @@ void fill(void* to, int byte, size_t bytes);
 void copy_view(const View& from, const View& to);
 // Copies a contiguous float view to a bf16 one of as many elements.
 void convert(const View& from, const View& to);
+// Kernels from now on come after what ops left beside others (Op::late).
+void join_late();
 // Waits until all that the calling thread asked for is done; errors of kernels show here.
 void synchronize();
 

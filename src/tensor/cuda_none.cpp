@@ -44,6 +44,7 @@ void copy_view(const View&, const View&) {
 void convert(const View&, const View&) {
   none();
 }
+void join_late() {}
 void synchronize() {
   none();
 }

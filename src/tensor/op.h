@@ -48,6 +48,7 @@ struct OpArgs {
   std::span<const bool> accumulate;
   Attributes attributes;
   void* workspace = nullptr;  // as many bytes as Op::workspace asked for, aligned to 64
+  bool late = false;          // forward: Op::late, and backward will come
 
   template <typename T>
   T attr() const {
@@ -82,6 +83,9 @@ struct Op {
   // Input whose gradient is exactly the gradient of output 0 (a residual), or -1. The tape then
   // lets both share memory where it can; the kernel skips that input when they do.
   int pass_through = -1;
+  // On a GPU, forward may leave work beside that of the thread (SideStream::leave) if all that is
+  // to come before backward needs nothing of it: its workspace stays until then.
+  bool late = false;
 
   // The kernels for a device and type; a missing one fails by name.
   const Kernels& kernels(DeviceKind device, DType real) const;

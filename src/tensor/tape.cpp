@@ -1,7 +1,9 @@
 #include "tensor/tape.h"
 
 #include <algorithm>
+#include <exception>
 
+#include "tensor/cuda.h"
 #include "tensor/profile.h"
 
 namespace fwpkm {
@@ -46,6 +48,21 @@ void drop_grad(Node& node) {
 
 }  // namespace
 
+Tape::~Tape() {
+  try {
+    clear();
+  } catch (const std::exception&) {
+    // The GPU failed, and whoever waits for it will say so.
+  }
+}
+
+void Tape::clear() {
+  if (std::any_of(calls_.begin(), calls_.end(), [](const Call& c) { return c.late; })) {
+    cuda::join_late();
+  }
+  calls_.clear();
+}
+
 void Tape::backward(Pool& pool, const Tensor& output, const Tensor& seed) {
   const std::pair<Tensor, Tensor> one[] = {{output, seed}};
   backward(pool, one);
@@ -70,6 +87,9 @@ void Tape::backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds
     Call call = std::move(calls_.back());
     calls_.pop_back();
     const size_t inputs = call.in.size();
+    if (call.late && !pool.dry()) {
+      cuda::join_late();
+    }
 
     dout.clear();
     bool arrived = false;

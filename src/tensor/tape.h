@@ -14,7 +14,14 @@ class Tape {
     const Op* op;
     std::vector<Tensor> in, out, saved;
     Attributes attributes;
+    bool late = false;                           // forward may have left work,
+    std::shared_ptr<Block> workspace = nullptr;  // and this is where
   };
+
+  Tape() = default;
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
 
   void record(Call call) { calls_.push_back(std::move(call)); }
   size_t size() const { return calls_.size(); }
@@ -24,7 +31,7 @@ class Tape {
   // are needed, and values are freed on the way. The tape is empty afterwards.
   void backward(Pool& pool, std::span<const std::pair<Tensor, Tensor>> seeds);
   void backward(Pool& pool, const Tensor& output, const Tensor& seed);
-  void clear() { calls_.clear(); }
+  void clear();
 
   // Keeps the gradient of an activation so that it can be read after backward.
   void keep_grad(const Tensor& tensor) { kept_.push_back(tensor); }

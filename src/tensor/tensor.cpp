@@ -183,6 +183,10 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
   args.saved = saved_views;
   args.state = state_views;
   args.attributes = attributes;
+  const bool wants = tape_ != nullptr && std::any_of(in.begin(), in.end(), [](const Tensor& t) {
+                       return t && t.node()->wants_grad;
+                     });
+  args.late = wants && op.late && device().kind == DeviceKind::kCuda && !trace;
   const Kernels& kernels = op.kernels(device().kind, device().real);
   std::shared_ptr<Block> workspace;
   if (kernels.workspace != nullptr) {
@@ -195,13 +199,6 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
     Profile::time(op.name, false, [&] { kernels.forward(args); });
   }
 
-  if (tape_ == nullptr) {
-    return;
-  }
-  bool wants = false;
-  for (const Tensor& t : in) {
-    wants = wants || (t && t.node()->wants_grad);
-  }
   if (!wants) {
     return;
   }
@@ -219,7 +216,8 @@ void Run::call(const Op& op, std::vector<Tensor> in, std::vector<Tensor> out,
       t.node()->wants_grad = true;
     }
   }
-  tape_->record({&op, std::move(in), std::move(out), std::move(saved), attributes});
+  tape_->record({&op, std::move(in), std::move(out), std::move(saved), attributes, args.late,
+                 args.late ? std::move(workspace) : nullptr});
 }
 
 namespace {

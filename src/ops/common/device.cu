@@ -40,6 +40,7 @@ struct Context {
   cudaStream_t stream = nullptr;  // in use
   cudaStream_t sides[2] = {};     // by Side
   cudaEvent_t border = nullptr;
+  bool left = false;  // on the sides, by SideStream::leave
   cublasHandle_t blas = nullptr;
   cublasLtHandle_t lt = nullptr;
   void* blas_workspace = nullptr;
@@ -338,6 +339,10 @@ void SideStream::join(Side side) {
   wait_for(context().stream, context().side_stream(side));
 }
 
+void SideStream::leave() {
+  context().left = true;
+}
+
 bool starts_early() {
   static const bool can = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
   return can;
@@ -467,6 +472,7 @@ void copy_in(void* to, const void* host, size_t bytes) {
 }
 
 void copy_out(void* host, const void* from, size_t bytes) {
+  join_late();
   check_cuda(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDefault, this_stream()),
              "copying from the GPU");
   check_cuda(cudaStreamSynchronize(this_stream()), "copying from the GPU");
@@ -518,7 +524,16 @@ void convert(const View& from, const View& to) {
   check_launch("converting");
 }
 
+void join_late() {
+  if (context().left) {
+    SideStream::join(Side::kLong);
+    SideStream::join(Side::kShort);
+    context().left = false;
+  }
+}
+
 void synchronize() {
+  join_late();
   check_cuda(cudaStreamSynchronize(this_stream()), "waiting for the GPU");
 }
 
@@ -551,6 +566,7 @@ Graph::Graph(const std::function<void()>& work) {
   cudaGraph_t recorded = nullptr;
   try {
     work();
+    join_late();
   } catch (...) {
     cudaStreamEndCapture(stream, &recorded);
     if (recorded != nullptr) {

@@ -145,7 +145,7 @@ enum class Side { kLong, kShort };
 // Work beside that of this_stream(): while one of these exists, this_stream() is another stream of
 // the thread, on which kernels run at the same time (products must not go there). Only fork() and
 // join() order it and the one that is this_stream() when they are called; all that was forked must
-// be joined before an op returns. While phases are waited for there is one stream only.
+// be joined before an op returns, or left. While phases are waited for there is one stream only.
 class SideStream {
  public:
   explicit SideStream(Side side);
@@ -157,6 +157,8 @@ class SideStream {
   // other way round.
   static void fork(Side side);
   static void join(Side side);
+  // What is queued on the sides goes on when the op returns, which must be allowed (OpArgs::late).
+  static void leave();
 
  private:
   cudaStream_t before_;

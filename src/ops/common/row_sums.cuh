@@ -31,17 +31,20 @@ struct RowSumPlan {
   size_t sort_bytes;
 
   RowSumPlan(int64_t places_count, int64_t row_width, Carver& carver)
+      : RowSumPlan(places_count, row_width, carver, carver) {}
+  // With the list elsewhere.
+  RowSumPlan(int64_t places_count, int64_t row_width, Carver& list, Carver& carver)
       : count(places_count), width(row_width) {
     window = 32 * std::max<int64_t>(1, ceil_div(count, 32 * kMostRowWindows));
     windows = ceil_div(count, window);
-    numbers = carver.take<int32_t>(count);
-    ids = carver.take<int32_t>(count);
-    places = carver.take<int32_t>(count);
+    numbers = list.take<int32_t>(count);
+    ids = list.take<int32_t>(count);
+    places = list.take<int32_t>(count);
     partial = carver.take<float>(2 * windows * width);
     // cub tells what it needs only where there is a GPU. It is another copy of both lists and, for
     // each of its tiles of at least 2048 places, 256 counters.
     sort_bytes = static_cast<size_t>(9 * count) + (size_t{1} << 16);
-    sort = carver.take<std::byte>(static_cast<int64_t>(sort_bytes));
+    sort = list.take<std::byte>(static_cast<int64_t>(sort_bytes));
   }
   // Two numbers for each place of the list, in memory that is free once it is sorted.
   float* list_weights() const { return reinterpret_cast<float*>(sort); }
@@ -505,11 +508,10 @@ inline void sort_places(const RowSumPlan& s, const int32_t* ids, int64_t limit, 
 
 // Numbers of places in the order of the sorted list, to list_weights(); and list_dots() back to
 // places.
-inline const float* weights_in_list(const RowSumPlan& s, const float* weights, const char* op) {
+inline void put_weights_in_list(const RowSumPlan& s, const float* weights, const char* op) {
   to_list_kernel<><<<static_cast<unsigned>(ceil_div(s.count, 256)), 256, 0, this_stream()>>>(
       s.places, weights, s.list_weights(), s.count);
   check_launch(op);
-  return s.list_weights();
 }
 inline void dots_from_list(const RowSumPlan& s, float* dots, const char* op) {
   from_list_kernel<><<<static_cast<unsigned>(ceil_div(s.count, 256)), 256, 0, this_stream()>>>(

@@ -255,9 +255,10 @@ void fwpkm_forward_cuda(const OpArgs& args) {
   if (call.batch == 0 || call.chunks == 0) {
     return;
   }
-  const bool apart = values_apart(call);
+  const bool apart = values_apart(call), leaves = apart && args.late;
   for (int c = 0; c < call.chunks; ++c) {
     const FwpkmSpan span(call, c);
+    const bool left = leaves && c + 1 == call.chunks;
     const auto step = static_cast<float>(s.step(c));
     Profile::phase(FwpkmPhases::read, [&] {
       select_slots(call, work.products, span, c == 0, work.marginals.p, work.tally);
@@ -269,6 +270,9 @@ void fwpkm_forward_cuda(const OpArgs& args) {
     run_beside(apart, Side::kLong, [&] {
       Profile::phase(FwpkmPhases::read, [&] { read_values(call, span, work.found, step); });
     });
+    if (left) {
+      SideStream::join(Side::kLong);  // y is there; what the last chunk writes nobody waits for
+    }
     if (call.write) {
       write(call, work, span, apart, c + 1 < call.chunks || s.set.last_write || s.set.late_values);
     }
@@ -276,12 +280,16 @@ void fwpkm_forward_cuda(const OpArgs& args) {
       Profile::phase(FwpkmPhases::write_keys, [&] {
         const FwpkmGroups groups = work.lists.of(call, span);
         const FwpkmMarginals marginals = work.marginals.of(call, span);
-        group_selections(call, groups, span, work.tally, marginals);
-        move_keys(call, span, groups, work.found, marginals, work.products);
+        run_beside(left, Side::kShort, [&] {
+          group_selections(call, groups, span, work.tally, marginals, !left);
+          move_keys(call, span, groups, work.found, marginals, work.products);
+        });
       });
     }
   }
-  if (apart) {
+  if (leaves) {
+    SideStream::leave();
+  } else if (apart) {
     SideStream::join(Side::kLong);
     SideStream::join(Side::kShort);
   }

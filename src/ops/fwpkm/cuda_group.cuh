@@ -82,6 +82,6 @@ void group_reads(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan
 // Groups its selections, which were counted, by sub-key, right after another kernel (launch_next),
 // and finds the marginals if there is p.
 void group_selections(const FwpkmCall& call, const FwpkmGroups& groups, const FwpkmSpan& span,
-                      const FwpkmTally& tally, const FwpkmMarginals& marginals);
+                      const FwpkmTally& tally, const FwpkmMarginals& marginals, bool next);
 
 }  // namespace fwpkm

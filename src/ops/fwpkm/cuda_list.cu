@@ -136,10 +136,10 @@ void tally_selections(const FwpkmCall& call, const FwpkmSpan& span, const FwpkmT
 }
 
 void group_selections(const FwpkmCall& call, const FwpkmGroups& groups, const FwpkmSpan& span,
-                      const FwpkmTally& tally, const FwpkmMarginals& marginals) {
+                      const FwpkmTally& tally, const FwpkmMarginals& marginals, bool next) {
   const auto blocks = static_cast<unsigned>(call.books * ceil_div(tiles_of(span), kListTiles));
-  launch_next(&list_kernel, blocks, kListThreads, 0, "fwpkm grouping selections", call, groups,
-              span, tally, marginals);
+  launch(next, &list_kernel, blocks, kListThreads, 0, "fwpkm grouping selections", call, groups,
+         span, tally, marginals);
 }
 
 }  // namespace fwpkm

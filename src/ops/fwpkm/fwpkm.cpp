@@ -10,6 +10,7 @@ const Op kFwpkm = {
     .reference_f32 = {&fwpkm_forward_reference<float>, &fwpkm_backward_reference<float>},
     .cpu = {&fwpkm_forward_cpu, &fwpkm_backward_cpu, &fwpkm_workspace_cpu},
     .cuda = FWPKM_CUDA_KERNELS(&fwpkm_forward_cuda, &fwpkm_backward_cuda, &fwpkm_workspace_cuda),
+    .late = true,
 };
 
 FwpkmSizes::FwpkmSizes(const FwpkmSettings& settings, const Shape& q, const Shape& keys,

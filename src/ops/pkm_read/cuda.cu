@@ -2,6 +2,8 @@
 // each head of a token, then the rows. Queries and keys in bf16 are multiplied on tensor cores:
 // nothing is rounded but the sums, which are floats, so that the same slots are chosen as with
 // floats of the same value.
+#include <optional>
+
 #include "ops/pkm_read/parts.cuh"
 #include "ops/pkm_read/select_quick.cuh"
 
@@ -218,6 +220,22 @@ void make_scores(const PkmSizes& s, const T* q, const T* keys, int64_t count, fl
            q, keys, scores);
 }
 
+// For the gradients of values, which forward does not wait for.
+void sort_reads(const OpArgs& args, const PkmSizes& s) {
+  Carver none(nullptr);
+  const RowSumPlan list = pkm_list(s, args, none);
+  std::optional<SideStream> side;
+  if (args.late) {
+    SideStream::fork(Side::kLong);
+    side.emplace(Side::kLong);
+  }
+  sort_places(list, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
+  put_weights_in_list(list, args.out[2].ptr<float>(), "pkm_read weights");
+  if (args.late) {
+    SideStream::leave();
+  }
+}
+
 template <typename T>
 void forward(const OpArgs& args, const PkmSizes& s) {
   const PkmForwardParts parts(s, args.workspace);
@@ -241,6 +259,9 @@ void forward(const OpArgs& args, const PkmSizes& s) {
   }
   if (s.dv == 0) {
     return;
+  }
+  if (args.saved[0]) {
+    sort_reads(args, s);
   }
   const auto read = [&](auto kernel, int64_t columns) {
     const dim3 grid(pkm_warp_blocks(s.tokens), static_cast<unsigned>(ceil_div(s.dv, columns)));

@@ -154,18 +154,16 @@ bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
 template <typename T, typename Sum>
 void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts) {
   const View& dy = args.dout[0];
-  sort_places(parts.sums, args.out[1].ptr<int32_t>(), s.n * s.n, "pkm_read sort");
-  const RowSumTerms<T, Sum> terms = {
-      .rows = dy.ptr<T>(),
-      .row_at = FastRows(dy),
-      .sharing = FastDivisor(s.reads),
-      .weights = weights_in_list(parts.sums, args.out[2].ptr<float>(), "pkm_read weights"),
-      .to = args.din[2].ptr<Sum>(),
-      .limit = s.n * s.n,
-      .add = args.accumulate[2],
-      .values = args.in[2].ptr<T>(),
-      .dots = parts.sums.list_dots(),
-      .squares = args.attr<PkmSettings>().squares};
+  const RowSumTerms<T, Sum> terms = {.rows = dy.ptr<T>(),
+                                     .row_at = FastRows(dy),
+                                     .sharing = FastDivisor(s.reads),
+                                     .weights = parts.sums.list_weights(),
+                                     .to = args.din[2].ptr<Sum>(),
+                                     .limit = s.n * s.n,
+                                     .add = args.accumulate[2],
+                                     .values = args.in[2].ptr<T>(),
+                                     .dots = parts.sums.list_dots(),
+                                     .squares = args.attr<PkmSettings>().squares};
   if (in_one_pass<T>(args, s)) {
     add_shared_rows<PkmRowShape<T>, true>(parts.sums, terms, "pkm_read values");
     dots_from_list(parts.sums, parts.dw, "pkm_read dots");

@@ -72,6 +72,16 @@ using PkmRowShape =
 static_assert(PkmRowShape<bf16>::kColumns == kPkmOnePass &&
               PkmRowShape<float>::kColumns == kPkmOnePass);
 
+// All reads, sorted by slot, with their weights: forward leaves them where backward will look.
+// `carver` is for what else the sums of dvalues need.
+inline RowSumPlan pkm_list(const PkmSizes& s, const OpArgs& args, Carver& carver) {
+  Carver list(args.saved[0].data);
+  const RowSumPlan plan(args.saved[0] ? s.tokens * s.reads : 0, s.dv, list, carver);
+  require(!args.saved[0] || list.used() <= static_cast<size_t>(args.saved[0].bytes()), "pkm_read",
+          "the list needs {} bytes, not {}", list.used(), args.saved[0].bytes());
+  return plan;
+}
+
 struct PkmBackwardParts {
   float* dw;        // [M, H, k], gradients of weights
   void* dscores;    // [block, H, 2, pitch] of q's type
@@ -85,7 +95,7 @@ struct PkmBackwardParts {
   PkmBackwardParts(const PkmSizes& s, const OpArgs& args, Carver carver)
       : dw(carver.take<float>(through_scores(args) ? s.tokens * s.reads : 0)),
         dscores(carver.take<std::byte>(through_scores(args) ? score_bytes(s, args) : 0)),
-        sums(args.din[2] ? s.tokens * s.reads : 0, s.dv, carver),
+        sums(pkm_list(s, args, carver)),
         bytes(carver.used()) {}
 
   static bool through_scores(const OpArgs& args) { return args.din[0] || args.din[1]; }

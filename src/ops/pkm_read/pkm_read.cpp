@@ -11,6 +11,7 @@ const Op kPkmRead = {
     .cpu = {&pkm_read_forward_cpu, &pkm_read_backward_cpu, &pkm_read_workspace_cpu},
     .cuda = FWPKM_CUDA_KERNELS(&pkm_read_forward_cuda, &pkm_read_backward_cuda,
                                &pkm_read_workspace_cuda),
+    .late = true,
 };
 
 PkmRead pkm_read(Run& run, const Tensor& q, const Tensor& keys, const Tensor& values,
@@ -40,7 +41,11 @@ PkmRead pkm_read(Run& run, const Tensor& q, const Tensor& keys, const Tensor& va
   read.output = run.make("pkm_read.y", {tokens, values.dim(1)});
   read.slots = run.make("pkm_read.slots", {tokens, heads * k}, DType::kI32);
   read.weights = run.make("pkm_read.weights", {tokens, heads * k}, run.wide());
-  run.call(kPkmRead, {q, keys, values}, {read.output, read.slots, read.weights}, {}, settings);
+  Tensor list;
+  if (run.recording() && run.device().kind == DeviceKind::kCuda && values.node()->wants_grad) {
+    list = run.make("pkm_read.list", {pkm_list_size(tokens * heads * k)}, DType::kI32);
+  }
+  run.call(kPkmRead, {q, keys, values}, {read.output, read.slots, read.weights}, {list}, settings);
   read.slots.node()->wants_grad = false;
   read.weights.node()->wants_grad = false;
   return read;

@@ -19,6 +19,11 @@ struct PkmSettings {
   double* squares = nullptr;
 };
 inline constexpr int64_t kPkmSquares = 1 + (int64_t{1} << 15);
+// On a GPU forward saves its reads sorted by slot, with all that sorting takes: how many int32 that
+// is.
+constexpr int64_t pkm_list_size(int64_t reads) {
+  return (21 * reads + (int64_t{1} << 17)) / 4 + 1;
+}
 
 struct PkmRead {
   Tensor output;  // [M, dv]
