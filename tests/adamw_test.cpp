@@ -90,5 +90,19 @@ TEST(AdamW, NormIsExact) {
   }
 }
 
+// Training steps on a GPU may not have updated everything yet.
+TEST(AdamW, LentTablesAreRefused) {
+  Parameters parameters(parse_config(tiny_models()[0].json, "test"), Device::cpu(), true);
+  AdamW optimizer(&parameters);
+  const auto read = [&] { optimizer.for_moments([](const auto&, const View&, const View&) {}); };
+  parameters.lend_tables(true);
+  EXPECT_THROW(read(), Error);
+  EXPECT_THROW(optimizer.gradient_norm(), Error);
+  EXPECT_THROW(optimizer.step({}, 1), Error);
+  EXPECT_EQ(optimizer.steps(), 0);
+  parameters.lend_tables(false);
+  EXPECT_NO_THROW(read());
+}
+
 }  // namespace
 }  // namespace fwpkm

@@ -195,7 +195,8 @@ Tensor Model::mlp(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
   return linear(run, inner, layer.mlp.down, {}, residual);
 }
 
-Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const {
+Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual,
+                  const ForwardOptions& options) const {
   const auto& w = layer.pkm;
   Tensor query = linear(run, x, w.query, w.query_bias);
   if (w.query_norm) {
@@ -204,6 +205,9 @@ Tensor Model::pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& r
   }
   const PkmSettings settings = {config_.pkm.heads, config_.pkm.topk, config_.pkm.n_subkeys,
                                 w.squares};
+  if (options.await_tables) {
+    options.await_tables();
+  }
   const PkmRead read = pkm_read(run, query, w.keys, w.values, settings);
   const Tensor gate = linear(run, x, w.gate, w.gate_bias);
   const Tensor inner = swiglu(run, gate, read.output.reshape(gate.shape()));
@@ -251,7 +255,7 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
   require(
       !lact || !options.starts, "model",
       "borders of documents cannot be hidden in a LaCT model: its fast weights see all of a row");
-  require(!parameters_.tables_lent() || !options.stored.empty(), "model",
+  require(!parameters_.tables_lent() || options.await_tables, "model",
           "the tables of the memories are lent to training steps: settle those first");
   const std::vector<Rows> rows = rows_of(run, tokens, options);
   const std::span<const Rows> all(rows);
@@ -272,7 +276,7 @@ Tensor Model::hidden(Run& run, const Tensor& tokens, const ForwardOptions& optio
       h = config_.mixer(l) == Mixer::kGdn ? gdn(run, layer, x, h, l, options, all)
                                           : attention(run, layer, x, h, l, options, all);
       const Tensor y = rms_norm(run, h, layer.post_norm, norm);
-      h = config_.has_pkm(l) ? pkm(run, layer, y, h) : mlp(run, layer, y, h);
+      h = config_.has_pkm(l) ? pkm(run, layer, y, h, options) : mlp(run, layer, y, h);
     }
     if (run.trace) {
       run.trace(fmt::format("trace.{}.hidden", l), h);

@@ -1,6 +1,7 @@
 // The whole model, written once as a forward pass.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct ForwardOptions {
   std::span<const FwpkmSelection> selections;
   // Without a state: of each layer, how its table lies while tables are lent; may be empty.
   std::span<const FwpkmRows> stored;
+  // While tables are lent: called before PKM's are read, for that to wait until they are written.
+  std::function<void()> await_tables;
   // With one state of one sequence: what the memories are to learn is handed out here, for
   // Model::learn, and the state's memories do not change.
   std::vector<MemoryInput>* inputs = nullptr;
@@ -86,7 +89,8 @@ class Model {
   Tensor gdn(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual, int index,
              const ForwardOptions& options, std::span<const Rows> rows) const;
   Tensor mlp(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const;
-  Tensor pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual) const;
+  Tensor pkm(Run& run, const Layer& layer, const Tensor& x, const Tensor& residual,
+             const ForwardOptions& options) const;
   std::vector<Rows> rows_of(Run& run, const Tensor& tokens, const ForwardOptions& options) const;
 
   // memory_layer.cpp

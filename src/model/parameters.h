@@ -77,8 +77,8 @@ class Parameters {
   void narrow_gradients();
   // After backward: those that nobody wrote become zero.
   void settle_gradients();
-  // While training steps have the tables of memories in a form of their own (FwpkmStore), nobody
-  // else may use them.
+  // While training steps have the tables of memories in a form of their own (FwpkmStore) or still
+  // update PKM's (AdamW::start_late), nobody else may use them.
   void lend_tables(bool lent) { tables_lent_ = lent; }
   bool tables_lent() const { return tables_lent_; }
   // Of PKM's values on a GPU: sums of squares of the gradient, as PkmSettings::squares says. Else

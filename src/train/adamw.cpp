@@ -40,9 +40,10 @@ AdamW::AdamW(Parameters* parameters, bool one_batch)
     const View first = make();
     slots_.push_back({p, first, make()});
     const View& used = parameters->at(p).view();
+    const double* squares = parameters->gradient_squares(p);
     parts.push_back({stored, used.data == stored.data ? View() : used,
                      parameters->at(p).node()->grad, first, slots_.back().second, specs[p].decay,
-                     parameters->gradient_squares(p)});
+                     squares, /*late=*/squares != nullptr});
   }
   if (parameters->device().kind == DeviceKind::kCuda) {
     gpu_ = std::make_unique<AdamWGpu>(parts);
@@ -53,7 +54,13 @@ size_t AdamW::bytes() const {
   return moments_->bytes();
 }
 
+void AdamW::require_settled() const {
+  require(!parameters_->tables_lent(), "adamw",
+          "training steps have not updated all parameters yet: settle those first");
+}
+
 double AdamW::gradient_norm() const {
+  require_settled();
   if (gpu_) {
     gpu_->enqueue_norm();
     return gpu_->norm();
@@ -80,11 +87,15 @@ AdamWConstants AdamW::constants(const AdamWSettings& settings, double scale) {
 }
 
 void AdamW::step(const AdamWSettings& settings, double scale) {
+  require_settled();
   AdamWConstants c = constants(settings, scale);
   if (gpu_) {
     cuda::synchronize();
     gpu_->send(c, 0);
+    late_due_ = true;
     enqueue();
+    start_late();
+    await_late();
     return;
   }
   const double keep = c.keep;
@@ -97,13 +108,26 @@ void AdamW::step(const AdamWSettings& settings, double scale) {
 
 void AdamW::begin(const AdamWSettings& settings, double clip) {
   require(gpu_ != nullptr, "adamw", "steps are queued on a GPU only");
+  require(!late_due_, "adamw", "the step before is not finished");
   gpu_->send(constants(settings, 1), clip);
+  late_due_ = true;
 }
 
 void AdamW::enqueue() {
   gpu_->enqueue_norm();
   gpu_->enqueue_update();
   parameters_->mark_gradients(false);
+}
+
+void AdamW::start_late() {
+  if (late_due_) {
+    gpu_->start_late();
+    late_due_ = false;
+  }
+}
+
+void AdamW::await_late() const {
+  gpu_->await_late();
 }
 
 double AdamW::last_norm() const {

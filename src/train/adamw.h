@@ -39,8 +39,14 @@ class AdamW {
   // enqueue() asks for the norm, for clipping to `clip` (0: none) and for the update, the same work
   // for all steps. Gradients that are not finite change nothing. last_norm() is the norm before
   // clipping, once the GPU is done.
+  //
+  // enqueue() leaves out PKM's tables: start_late() waits and starts their update, beside what
+  // comes next, and await_late() lets what comes next wait for it (AdamWGpu). Meanwhile they count
+  // as lent (Parameters::lend_tables).
   void begin(const AdamWSettings& settings, double clip);
   void enqueue();
+  void start_late();  // once for each begin(); more do nothing
+  void await_late() const;
   double last_norm() const;
 
   int64_t steps() const { return steps_; }
@@ -48,6 +54,7 @@ class AdamW {
   // Calls fn(name of the parameter, first moments, second moments) for each parameter.
   template <typename Fn>
   void for_moments(Fn&& fn) const {
+    require_settled();
     for (const Slot& slot : slots_) {
       fn(parameters_->specs()[slot.index].name, slot.first, slot.second);
     }
@@ -56,6 +63,7 @@ class AdamW {
 
  private:
   AdamWConstants constants(const AdamWSettings& settings, double scale);
+  void require_settled() const;
   struct Slot {
     size_t index;  // in the parameter table
     View first, second;
@@ -66,6 +74,7 @@ class AdamW {
   std::vector<Slot> slots_;
   int64_t steps_ = 0;
   std::unique_ptr<AdamWGpu> gpu_;
+  bool late_due_ = false;  // begin() came, start_late() did not yet
 };
 
 }  // namespace fwpkm

@@ -3,6 +3,7 @@
 
 #include "ops/common/device.cuh"
 #include "tensor/cuda.h"
+#include "tensor/profile.h"
 #include "train/adamw_gpu.h"
 
 namespace fwpkm {
@@ -10,6 +11,10 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kPiece = 16384;
+// Late pieces must not be in the way of what runs beside them: small ones end soon, and memory that
+// they do not use keeps all but a few away from each SM. Those are enough to keep memory busy.
+constexpr int64_t kLatePiece = 2048;
+constexpr size_t kLateShared = 48 << 10;
 
 struct Piece {
   float* weight;
@@ -160,52 +165,101 @@ T* allocate(int64_t count) {
   require(data != nullptr, "memory", "the GPU has no memory left for the optimizer");
   return static_cast<T*>(data);
 }
+template <typename T>
+void release(T* data, int64_t count) {
+  cuda::release(data, static_cast<size_t>(std::max<int64_t>(1, count)) * sizeof(T));
+}
+
+// Pieces of parameters, on the GPU.
+struct Pieces {
+  int64_t count = 0;
+  Piece* all = nullptr;
+
+  Pieces() = default;
+  Pieces(const Pieces&) = delete;
+  Pieces& operator=(const Pieces&) = delete;
+  ~Pieces() { release(all, count); }
+
+  void put(const std::vector<Piece>& pieces) {
+    if (pieces.empty()) {
+      return;
+    }
+    count = static_cast<int64_t>(pieces.size());
+    all = allocate<Piece>(count);
+    cuda::copy_in(all, pieces.data(), pieces.size() * sizeof(Piece));
+  }
+};
+
+void cut(const AdamWGpu::Part& part, int64_t length, std::vector<Piece>* pieces) {
+  const auto turns = static_cast<int32_t>(ceil_div(part.weight.size(), length));
+  const auto* grad = static_cast<const std::byte*>(part.grad.data);
+  const auto width = static_cast<int64_t>(dtype_size(part.grad.dtype));
+  for (int64_t begin = 0; begin < part.weight.size(); begin += length) {
+    pieces->push_back({part.weight.ptr<float>() + begin, grad + begin * width,
+                       part.first.ptr<float>() + begin, part.second.ptr<float>() + begin,
+                       part.half ? part.half.ptr<bf16>() + begin : nullptr, part.squares,
+                       static_cast<int32_t>(begin / length), turns,
+                       static_cast<int32_t>(std::min(length, part.weight.size() - begin)),
+                       part.decay, part.grad.dtype == DType::kBF16});
+  }
+}
+
+void launch_update(const Pieces& pieces, const Numbers* numbers, const Found* found, size_t shared,
+                   cudaStream_t stream) {
+  if (pieces.count > 0) {
+    update_kernel<<<static_cast<unsigned>(pieces.count), kThreads, shared, stream>>>(
+        pieces.all, numbers, found);
+    check_launch("adamw");
+  }
+}
 
 }  // namespace
 
 struct AdamWGpu::Memory {
-  int64_t count = 0;  // pieces
-  Piece* pieces = nullptr;
+  Pieces pieces, early, late;  // all; those of parts that are not late; the others, smaller
   double* partial = nullptr;
   Numbers *numbers = nullptr, *staged = nullptr;  // the second in memory of the host
   Found *found = nullptr, *seen = nullptr;
+  cudaStream_t beside = nullptr;  // where late parts are updated
+  cudaEvent_t updated = nullptr;
 
   ~Memory() {
-    const auto n = static_cast<size_t>(std::max<int64_t>(1, count));
-    cuda::release(pieces, n * sizeof(Piece));
-    cuda::release(partial, n * sizeof(double));
-    cuda::release(numbers, sizeof(Numbers));
-    cuda::release(found, sizeof(Found));
+    release(partial, pieces.count);
+    release(numbers, 1);
+    release(found, 1);
     cuda::release_pinned(staged);
     cuda::release_pinned(seen);
+    if (beside != nullptr) {
+      cudaStreamDestroy(beside);
+    }
+    if (updated != nullptr) {
+      cudaEventDestroy(updated);
+    }
   }
 };
 
 AdamWGpu::AdamWGpu(const std::vector<Part>& parts) : memory_(std::make_unique<Memory>()) {
-  std::vector<Piece> pieces;
+  std::vector<Piece> all, early, late;
   for (const Part& part : parts) {
-    const auto turns = static_cast<int32_t>(ceil_div(part.weight.size(), kPiece));
-    const auto* grad = static_cast<const std::byte*>(part.grad.data);
-    const auto width = static_cast<int64_t>(dtype_size(part.grad.dtype));
-    for (int64_t begin = 0; begin < part.weight.size(); begin += kPiece) {
-      pieces.push_back({part.weight.ptr<float>() + begin, grad + begin * width,
-                        part.first.ptr<float>() + begin, part.second.ptr<float>() + begin,
-                        part.half ? part.half.ptr<bf16>() + begin : nullptr, part.squares,
-                        static_cast<int32_t>(begin / kPiece), turns,
-                        static_cast<int32_t>(std::min(kPiece, part.weight.size() - begin)),
-                        part.decay, part.grad.dtype == DType::kBF16});
-    }
+    cut(part, kPiece, &all);
+    cut(part, part.late ? kLatePiece : kPiece, part.late ? &late : &early);
   }
   Memory& m = *memory_;
-  m.count = static_cast<int64_t>(pieces.size());
-  m.pieces = allocate<Piece>(m.count);
-  m.partial = allocate<double>(m.count);
+  m.pieces.put(all);
+  m.early.put(early);
+  m.late.put(late);
+  int least = 0, greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
+  check_cuda(cudaStreamCreateWithPriority(&m.beside, cudaStreamNonBlocking, least),
+             "making a stream");
+  check_cuda(cudaEventCreateWithFlags(&m.updated, cudaEventDisableTiming), "making an event");
+  check_cuda(cudaEventRecord(m.updated, m.beside), "ordering streams");
+  m.partial = allocate<double>(m.pieces.count);
   m.numbers = allocate<Numbers>(1);
   m.found = allocate<Found>(1);
   m.staged = static_cast<Numbers*>(cuda::allocate_pinned(sizeof(Numbers)));
   m.seen = static_cast<Found*>(cuda::allocate_pinned(sizeof(Found)));
   require(m.staged != nullptr && m.seen != nullptr, "memory", "no pinned memory is left");
-  cuda::copy_in(m.pieces, pieces.data(), pieces.size() * sizeof(Piece));
   send(AdamWConstants(), 0);
 }
 
@@ -220,28 +274,49 @@ void AdamWGpu::send(const AdamWConstants& c, double clip) {
                       static_cast<float>(c.second_scale),
                       static_cast<float>(c.gradient_scale),
                       static_cast<float>(clip)};
+  await_late();  // it reads the numbers before
   cuda::send(memory_->numbers, memory_->staged, sizeof(Numbers));
 }
 
 void AdamWGpu::enqueue_norm() {
   const Memory& m = *memory_;
-  if (m.count > 0) {
-    squares_kernel<<<static_cast<unsigned>(m.count), kThreads, 0, this_stream()>>>(m.pieces,
-                                                                                   m.partial);
+  if (m.pieces.count > 0) {
+    squares_kernel<<<static_cast<unsigned>(m.pieces.count), kThreads, 0, this_stream()>>>(
+        m.pieces.all, m.partial);
     check_launch("adamw squares");
   }
-  finish_kernel<<<1, kThreads, 0, this_stream()>>>(m.partial, m.count, m.numbers, m.found);
+  finish_kernel<<<1, kThreads, 0, this_stream()>>>(m.partial, m.pieces.count, m.numbers, m.found);
   check_launch("adamw norm");
   cuda::fetch(m.seen, m.found, sizeof(Found));
 }
 
 void AdamWGpu::enqueue_update() {
   const Memory& m = *memory_;
-  if (m.count > 0) {
-    update_kernel<<<static_cast<unsigned>(m.count), kThreads, 0, this_stream()>>>(
-        m.pieces, m.numbers, m.found);
-    check_launch("adamw");
+  launch_update(m.early, m.numbers, m.found, 0, this_stream());
+}
+
+void AdamWGpu::start_late() {
+  const Memory& m = *memory_;
+  if (m.late.count == 0) {
+    return;
   }
+  // No graph that waits for the event may be under way when it is recorded again.
+  cuda::synchronize();
+  const cudaStream_t stream = Profile::waiting() ? this_stream() : m.beside;
+  launch_update(m.late, m.numbers, m.found, kLateShared, stream);
+  check_cuda(cudaEventRecord(m.updated, stream), "ordering streams");
+}
+
+void AdamWGpu::await_late() const {
+  if (memory_->late.count == 0) {
+    return;
+  }
+  cudaStreamCaptureStatus status{};
+  check_cuda(cudaStreamIsCapturing(this_stream(), &status), "ordering streams");
+  // The event is recorded outside of graphs.
+  const unsigned flags =
+      status == cudaStreamCaptureStatusNone ? cudaEventWaitDefault : cudaEventWaitExternal;
+  check_cuda(cudaStreamWaitEvent(this_stream(), memory_->updated, flags), "ordering streams");
 }
 
 double AdamWGpu::norm() const {

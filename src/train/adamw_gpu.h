@@ -14,11 +14,13 @@ class AdamWGpu {
  public:
   // One parameter: its master, its copy of 16 bits (or an empty view), gradient (float or bf16)
   // and moments; and where the number of sums of squares of the gradient and then those sums are
-  // (or null): if there are any, the norm does not read the gradient.
+  // (or null): if there are any, the norm does not read the gradient. `late`: a table that the next
+  // step does not read at once.
   struct Part {
     View weight, half, grad, first, second;
     bool decay;
     const double* squares;
+    bool late;
   };
   explicit AdamWGpu(const std::vector<Part>& parts);
   ~AdamWGpu();
@@ -28,7 +30,12 @@ class AdamWGpu {
   // (0: nothing does).
   void send(const AdamWConstants& constants, double clip);
   void enqueue_norm();
-  void enqueue_update();
+  void enqueue_update();  // of all parts that are not late
+  // Waits, then starts the update of the late parts beside all that comes.
+  void start_late();
+  // What the calling thread asks for from now on waits for that update; in a graph, for the one
+  // that was started last when the graph is.
+  void await_late() const;
   // Waits.
   double norm() const;
 

@@ -12,6 +12,8 @@ AdamWGpu::~AdamWGpu() = default;
 void AdamWGpu::send(const AdamWConstants&, double) {}
 void AdamWGpu::enqueue_norm() {}
 void AdamWGpu::enqueue_update() {}
+void AdamWGpu::start_late() {}
+void AdamWGpu::await_late() const {}
 double AdamWGpu::norm() const {
   return 0;
 }

@@ -75,6 +75,8 @@ void GpuSteps::settle() {
       store->settle();
     }
   }
+  optimizer_.start_late();
+  optimizer_.await_late();
   model_.parameters().lend_tables(false);
 }
 
@@ -139,6 +141,7 @@ void GpuSteps::accumulate(std::span<const int32_t> tokens, int64_t batch, int64_
     k.records.clear();
     options.records = &k.records;
     options.stored = stored_;
+    options.await_tables = [&] { optimizer_.await_late(); };
     k.loss = add_gradients(model_, pool_, k.inputs, k.labels, k.seed, options);
     commit(k.records, model_.config(), &model_.parameters(), {}, stores_);
     for (MemoryRecord& record : k.records) {
@@ -166,6 +169,7 @@ void GpuSteps::accumulate(std::span<const int32_t> tokens, int64_t batch, int64_
 
 void GpuSteps::update(const AdamWSettings& settings, double clip) {
   optimizer_.begin(settings, clip);
+  model_.parameters().lend_tables(true);
   if (!graphs_ || !updated_) {
     optimizer_.enqueue();
     updated_ = true;
@@ -180,6 +184,7 @@ void GpuSteps::update(const AdamWSettings& settings, double clip) {
 StepResult GpuSteps::finish() {
   StepResult result;
   result.grad_norm = optimizer_.last_norm();
+  optimizer_.start_late();
   for (size_t i = 0; i < batches_; ++i) {
     result.loss += static_cast<double>(*static_cast<const float*>(losses_[i]->data)) /
                    static_cast<double>(batches_);

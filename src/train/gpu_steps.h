@@ -31,16 +31,17 @@ class GpuSteps {
                   int64_t window = 0, int32_t hide_after = -1);
   // Queues clipping and the optimizer.
   void update(const AdamWSettings& settings, double clip);
-  // Waits. The mean loss of the step's batches, and the norm of their gradients before clipping:
-  // one that is not finite has changed no weight.
+  // Waits, but for the update of PKM's tables, which only starts here. The mean loss of the step's
+  // batches, and the norm of their gradients before clipping: one that is not finite has changed no
+  // weight.
   StepResult finish();
 
   // What the memories did in the batch that came last, once the GPU is done; good until the next
   // accumulate().
   std::span<const MemoryRecord> records() const { return last_->records; }
 
-  // Gives back the tables of memories, which steps have in a form of their own (FwpkmStore), for
-  // others to use or save; the next accumulate() takes them again.
+  // Gives back the tables of memories, which steps have in a form of their own (FwpkmStore) or are
+  // still updating (AdamW::start_late), for others to use or save; the next step takes them again.
   void settle();
 
   // On the GPU, beside the model's and the optimizer's.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains a small model with memories of both kinds on the CPU and on the emulated GPU: losses and norms of gradients must
-# agree, and the same seed must give the same bytes, also with tables that stay in the host's memory.
+# agree, and the same seed must give the same bytes, also with tables that stay in the host's memory, and with a run that
+# was saved, validated and resumed on its way.
 #   train_test.sh PROGRAM CONFIG
 set -euo pipefail
 
@@ -8,10 +9,11 @@ program=$1 config=$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
+steps=3
 train() { # OUT DEVICE MEMORY [SETTINGS]
-  "$program" train --config "$config" --data builtin:recall --steps 3 --valid-every 0 --seed 3 --out "$folder/$1" \
-    --device "$2" --set memory="$3" --set hidden_size=64 --set layers=2 --set train.batch=2 --set train.micro_batch=2 \
-    --set train.seq=96 --set pkm.layers=[0] --set pkm.n_subkeys=16 --set pkm.topk=8 --set pkm.key_dim=32 \
+  "$program" train --config "$config" --data builtin:recall --steps "$steps" --valid-every "${valid_every:-0}" --seed 3 \
+    --out "$folder/$1" --device "$2" --set memory="$3" --set hidden_size=64 --set layers=2 --set train.batch=2 \
+    --set train.micro_batch=2 --set train.seq=96 --set pkm.layers=[0] --set pkm.n_subkeys=16 --set pkm.topk=8 --set pkm.key_dim=32 \
     --set pkm.value_dim=64 --set fwpkm.n_subkeys=32 --set fwpkm.chunk=32 "${@:4}" >"$folder/log" 2>&1 || {
     cat "$folder/log" >&2
     exit 1
@@ -53,3 +55,16 @@ for device in cuda cuda:f32; do
   cmp "$folder/near-$device/$weights" "$folder/far-$device/$weights"
 done
 echo "so do tables in the host's memory"
+# PKM's table is read after the first layer, and its update may last until then.
+steps=5
+train whole cuda shared --set pkm.layers=[1]
+valid_every=1 train stops cuda shared --set pkm.layers=[1] --valid-batches 1 --save-every 3
+cp -r "$folder/stops" "$folder/resumed"
+rm -r "$folder/resumed/checkpoints/step-00000005"
+train resumed cuda shared --set pkm.layers=[1] --resume
+for run in stops resumed; do
+  for file in model optimizer; do
+    cmp "$folder/whole/checkpoints/step-00000005/$file.safetensors" "$folder/$run/checkpoints/step-00000005/$file.safetensors"
+  done
+done
+echo "so does a run that stops on its way"
