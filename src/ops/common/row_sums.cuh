@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cub/device/device_radix_sort.cuh>
+#include <optional>
 #include <type_traits>
 
 #include "base/error.h"
@@ -46,8 +47,10 @@ struct RowSumPlan {
     sort_bytes = static_cast<size_t>(9 * count) + (size_t{1} << 16);
     sort = list.take<std::byte>(static_cast<int64_t>(sort_bytes));
   }
-  // Two numbers for each place of the list, in memory that is free once it is sorted.
+  // Three numbers for each place of the list, in memory that is free once it is sorted: weights and
+  // dots in its order, and where in the list each place is.
   float* list_weights() const { return reinterpret_cast<float*>(sort); }
+  int32_t* in_list() const { return reinterpret_cast<int32_t*>(sort) + count; }
   float* list_dots() const { return reinterpret_cast<float*>(numbers); }
 };
 
@@ -203,20 +206,14 @@ __global__ void clear_rows_kernel(RowSumPlan s, T* to, int64_t limit) {
   }
 }
 
-// Numbers of places, in the order of the list; and back.
+// Numbers of places, in the order of the list, and where in it they are.
 template <typename = void>
-__global__ void to_list_kernel(const int32_t* places, const float* from, float* to, int64_t count) {
+__global__ void to_list_kernel(RowSumPlan s, const float* from) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (i < count) {
-    to[i] = from[__ldcs(places + i)];
-  }
-}
-template <typename = void>
-__global__ void from_list_kernel(const int32_t* places, const float* from, float* to,
-                                 int64_t count) {
-  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (i < count) {
-    to[__ldcs(places + i)] = __ldcs(from + i);
+  if (i < s.count) {
+    const int32_t place = __ldcs(s.places + i);
+    s.list_weights()[i] = from[place];
+    s.in_list()[place] = static_cast<int32_t>(i);
   }
 }
 
@@ -506,22 +503,18 @@ inline void sort_places(const RowSumPlan& s, const int32_t* ids, int64_t limit, 
   sort(s.sort, &given);
 }
 
-// Numbers of places in the order of the sorted list, to list_weights(); and list_dots() back to
-// places.
+// Numbers of places to list_weights(), once the list is sorted, and in_list().
 inline void put_weights_in_list(const RowSumPlan& s, const float* weights, const char* op) {
-  to_list_kernel<><<<static_cast<unsigned>(ceil_div(s.count, 256)), 256, 0, this_stream()>>>(
-      s.places, weights, s.list_weights(), s.count);
-  check_launch(op);
-}
-inline void dots_from_list(const RowSumPlan& s, float* dots, const char* op) {
-  from_list_kernel<><<<static_cast<unsigned>(ceil_div(s.count, 256)), 256, 0, this_stream()>>>(
-      s.places, s.list_dots(), dots, s.count);
+  to_list_kernel<>
+      <<<static_cast<unsigned>(ceil_div(s.count, 256)), 256, 0, this_stream()>>>(s, weights);
   check_launch(op);
 }
 
-// Adds up all terms; the places are sorted already. Squares only where a block has whole rows.
+// Adds up all terms; the places are sorted already. Squares only where a block has whole rows. What
+// is left to do when the dots are there goes to `side`, if that is given, which the caller joins.
 template <typename Shape, bool kDots, typename T, typename Sum>
-void add_shared_rows(const RowSumPlan& s, RowSumTerms<T, Sum> terms, const char* op) {
+void add_shared_rows(const RowSumPlan& s, RowSumTerms<T, Sum> terms, const char* op,
+                     std::optional<Side> side = std::nullopt) {
   if (terms.add || s.width > std::min(Shape::kColumns, kRowSumThreads * Shape::kRun)) {
     terms.squares = nullptr;
   }
@@ -529,6 +522,11 @@ void add_shared_rows(const RowSumPlan& s, RowSumTerms<T, Sum> terms, const char*
                   static_cast<unsigned>(ceil_div(s.width, Shape::kColumns)));
   row_window_kernel<T, Sum, Shape, kDots><<<grid, kRowSumThreads, 0, this_stream()>>>(s, terms);
   check_launch(op);
+  std::optional<SideStream> beside;
+  if (side) {
+    SideStream::fork(*side);
+    beside.emplace(*side);
+  }
   if (s.windows > 1) {
     const dim3 joins(static_cast<unsigned>(s.windows - 1),
                      static_cast<unsigned>(ceil_div(s.width, kRowSumThreads * Shape::kRun)));

@@ -70,11 +70,25 @@ __device__ void sum_shared(const Read& own, int k, bool (&leads)[2], float (&sum
   }
 }
 
+// Where the sums of the one pass are finished while their dots are used.
+constexpr Side kFinishing = Side::kLong;
+
+// Gradients of the weights of reads.
+struct ReadGradients {
+  const float* all;
+  const int32_t* at;  // where each read's is; null: in the order of reads
+
+  __host__ __device__ ReadGradients from(int64_t read) const {
+    return at == nullptr ? ReadGradients{all + read, nullptr} : ReadGradients{all, at + read};
+  }
+  __device__ float operator[](int read) const { return all[at == nullptr ? read : at[read]]; }
+};
+
 // Through the softmax and to the sub-keys: dscores [.., H, 2, pitch] gets for each sub-key the sum
 // of the slots that share it, and zeros for all others. An item is a head of a token; the lane of a
 // sub-key's first slot adds up all of them. kFew: k <= 32.
 template <typename T, bool kFew>
-__global__ void score_gradient_kernel(const int32_t* slots, const float* weights, const float* dw,
+__global__ void score_gradient_kernel(const int32_t* slots, const float* weights, ReadGradients dw,
                                       int64_t items, FastDivisor n, int64_t pitch, int k,
                                       T* dscores) {
   constexpr unsigned kAll = 0xffffffffu;
@@ -85,7 +99,7 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
   const int lane = threadIdx.x % 32;
   slots += item * k;
   weights += item * k;
-  dw += item * k;
+  dw = dw.from(item * k);
   dscores += item * 2 * pitch;
   // The first 32 reads, if few all.
   const int own_read = min(lane, k - 1);
@@ -144,13 +158,6 @@ __global__ void score_gradient_kernel(const int32_t* slots, const float* weights
   }
 }
 
-// Whether one pass over the slots gives dvalues and the gradients of weights.
-template <typename T>
-bool in_one_pass(const OpArgs& args, const PkmSizes& s) {
-  return args.din[2] && (args.din[0] || args.din[1]) && s.dv <= kPkmOnePass &&
-         in_runs_of(kPkmRun<T>, {args.in[2], args.dout[0], args.din[2]});
-}
-
 template <typename T, typename Sum>
 void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardParts& parts) {
   const View& dy = args.dout[0];
@@ -164,9 +171,8 @@ void value_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
                                      .values = args.in[2].ptr<T>(),
                                      .dots = parts.sums.list_dots(),
                                      .squares = args.attr<PkmSettings>().squares};
-  if (in_one_pass<T>(args, s)) {
-    add_shared_rows<PkmRowShape<T>, true>(parts.sums, terms, "pkm_read values");
-    dots_from_list(parts.sums, parts.dw, "pkm_read dots");
+  if (pkm_one_pass(args, s)) {
+    add_shared_rows<PkmRowShape<T>, true>(parts.sums, terms, "pkm_read values", kFinishing);
   } else if (in_runs_of(4, {dy, args.din[2]})) {
     add_shared_rows<RowSumOfFour, false>(parts.sums, terms, "pkm_read values");
   } else {
@@ -198,13 +204,16 @@ void score_gradients(const OpArgs& args, const PkmSizes& s, const PkmBackwardPar
   T *dq = args.din[0].ptr<T>(), *dscores = static_cast<T*>(parts.dscores);
   float* dkeys = args.din[1].ptr<float>();
   const int64_t step = pkm_gradient_tokens(s, args.in[0].dtype), pitch = pkm_pitch(s);
+  const ReadGradients dw = pkm_one_pass(args, s)
+                               ? ReadGradients{parts.sums.list_dots(), parts.sums.in_list()}
+                               : ReadGradients{parts.dw, nullptr};
   for (int64_t first = 0; first < s.tokens; first += step) {
     const int64_t count = std::min(step, s.tokens - first), items = count * s.heads;
     const int64_t at = first * s.reads;
     const auto kernel =
         s.k <= 32 ? &score_gradient_kernel<T, true> : &score_gradient_kernel<T, false>;
     kernel<<<pkm_warp_blocks(items), 32 * kPkmWarps, 0, this_stream()>>>(
-        args.out[1].ptr<int32_t>() + at, args.out[2].ptr<float>() + at, parts.dw + at, items,
+        args.out[1].ptr<int32_t>() + at, args.out[2].ptr<float>() + at, dw.from(at), items,
         FastDivisor(s.n), pitch, static_cast<int>(s.k), dscores);
     check_launch("pkm_read scores");
     if (dq != nullptr) {
@@ -252,10 +261,14 @@ void backward(const OpArgs& args, const PkmSizes& s) {
   if (!args.din[0] && !args.din[1]) {
     return;
   }
-  if (!in_one_pass<T>(args, s) || s.dv == 0) {
+  const bool one_pass = pkm_one_pass(args, s);
+  if (!one_pass) {
     weight_gradients<T>(args, s, parts.dw);
   }
   score_gradients<T>(args, s, parts);
+  if (one_pass) {
+    SideStream::join(kFinishing);
+  }
 }
 
 }  // namespace

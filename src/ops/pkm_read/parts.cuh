@@ -72,6 +72,13 @@ using PkmRowShape =
 static_assert(PkmRowShape<bf16>::kColumns == kPkmOnePass &&
               PkmRowShape<float>::kColumns == kPkmOnePass);
 
+// Whether one pass over the slots gives dvalues and the gradients of weights.
+inline bool pkm_one_pass(const OpArgs& args, const PkmSizes& s) {
+  const int run = 16 / static_cast<int>(dtype_size(args.in[2].dtype));
+  return args.din[2] && (args.din[0] || args.din[1]) && s.dv > 0 && s.dv <= kPkmOnePass &&
+         in_runs_of(run, {args.in[2], args.dout[0], args.din[2]});
+}
+
 // All reads, sorted by slot, with their weights: forward leaves them where backward will look.
 // `carver` is for what else the sums of dvalues need.
 inline RowSumPlan pkm_list(const PkmSizes& s, const OpArgs& args, Carver& carver) {
@@ -83,7 +90,7 @@ inline RowSumPlan pkm_list(const PkmSizes& s, const OpArgs& args, Carver& carver
 }
 
 struct PkmBackwardParts {
-  float* dw;        // [M, H, k], gradients of weights
+  float* dw;        // [M, H, k], gradients of weights, unless the one pass leaves them in its list
   void* dscores;    // [block, H, 2, pitch] of q's type
   RowSumPlan sums;  // of dvalues
   size_t bytes;
@@ -93,7 +100,8 @@ struct PkmBackwardParts {
 
  private:
   PkmBackwardParts(const PkmSizes& s, const OpArgs& args, Carver carver)
-      : dw(carver.take<float>(through_scores(args) ? s.tokens * s.reads : 0)),
+      : dw(carver.take<float>(through_scores(args) && !pkm_one_pass(args, s) ? s.tokens * s.reads
+                                                                             : 0)),
         dscores(carver.take<std::byte>(through_scores(args) ? score_bytes(s, args) : 0)),
         sums(pkm_list(s, args, carver)),
         bytes(carver.used()) {}
