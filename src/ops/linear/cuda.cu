@@ -128,14 +128,6 @@ template <typename T>
 void backward(const OpArgs& args) {
   const int64_t rows = args.in[0].rows(), outs = args.in[1].dim(0), ins = args.in[1].dim(1);
   const T* dy = args.dout[0].ptr<T>();
-  // Beside the products.
-  constexpr Side kBias = Side::kLong;
-  if (args.din[2]) {
-    SideStream::fork(kBias);
-    const SideStream side(kBias);
-    sum_columns<T>(args.dout[0].reshape({rows, outs}), static_cast<float*>(args.workspace),
-                   args.din[2], args.accumulate[2]);
-  }
   if (args.din[0]) {
     gpu_gemm({.m = rows,
               .n = ins,
@@ -158,7 +150,8 @@ void backward(const OpArgs& args) {
              dy, args.in[0].ptr<T>(), args.din[1].ptr<float>());
   }
   if (args.din[2]) {
-    SideStream::join(kBias);
+    sum_columns<T>(args.dout[0].reshape({rows, outs}), static_cast<float*>(args.workspace),
+                   args.din[2], args.accumulate[2]);
   }
   if (args.din[3] && args.din[3].data != args.dout[0].data && rows > 0) {
     add_kernel<<<blocks_for(rows * outs, kThreads), kThreads, 0, this_stream()>>>(

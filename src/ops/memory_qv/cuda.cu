@@ -265,10 +265,7 @@ __global__ void __launch_bounds__(kUnfoldThreads)
   }
 }
 
-// Where kernels that few blocks do run beside products and norms.
-constexpr Side kSmall = Side::kLong;
-
-// Gradients of queries and values in parts.grads; those of biases, beside, where they belong.
+// Gradients of queries and values in parts.grads, those of biases where they belong.
 void join(const OpArgs& args, const Sizes& s, const Parts& parts) {
   const View &dq = args.dout[Out::q], &dv = args.dout[Out::v], &v = args.out[Out::v];
   const View& spread = args.saved[Saved::spread];
@@ -281,8 +278,6 @@ void join(const OpArgs& args, const Sizes& s, const Parts& parts) {
       plan, dq.ptr<bf16>(), dv.ptr<bf16>(), spread ? v.ptr<bf16>() : nullptr, spread.ptr<float>(),
       parts.grads, parts.q_sums, parts.v_sums);
   check_launch("memory_qv join");
-  SideStream::fork(kSmall);
-  const SideStream side(kSmall);
   add_column_sums(parts.q_sums, counted, args.din[In::q_bias], args.accumulate[In::q_bias]);
   add_column_sums(parts.v_sums, counted, args.din[In::v_bias], args.accumulate[In::v_bias]);
 }
@@ -295,17 +290,11 @@ void memory_qv_forward_cuda(const OpArgs& args) {
   const View &xhat = args.saved[Saved::xhat], &weights = args.saved[Saved::weights];
   const auto row_runs = static_cast<uint32_t>(s.width / 8),
              runs = row_runs * static_cast<uint32_t>(s.outs);
-  SideStream::fork(kSmall);
-  {
-    const SideStream side(kSmall);
-    fold_kernel<<<dim3(static_cast<unsigned>(ceil_div(runs, kFoldThreads)), 2), kFoldThreads, 0,
-                  this_stream()>>>(Weights(args, In::q, In::q_norm),
-                                   Weights(args, In::v, In::v_norm), weights.ptr<bf16>(), runs,
-                                   row_runs);
-    check_launch("memory_qv weights");
-  }
+  fold_kernel<<<dim3(static_cast<unsigned>(ceil_div(runs, kFoldThreads)), 2), kFoldThreads, 0,
+                this_stream()>>>(Weights(args, In::q, In::q_norm), Weights(args, In::v, In::v_norm),
+                                 weights.ptr<bf16>(), runs, row_runs);
+  check_launch("memory_qv weights");
   memory_norm_forward_cuda(NormCall(args, View(), parts.norm).args);
-  SideStream::join(kSmall);
   const auto project = [&](int64_t first, int bias, const View& to) {
     gpu_gemm({.transpose_b = true,
               .m = s.rows,
@@ -344,8 +333,6 @@ void memory_qv_backward_cuda(const OpArgs& args) {
               .ldb = s.width,
               .ldc = s.width},
              parts.grads, xhat, parts.dweights);
-    SideStream::fork(kSmall);
-    const SideStream side(kSmall);
     unfold_kernel<<<dim3(static_cast<unsigned>(ceil_div(s.width, kUnfoldColumns)), 2),
                     kUnfoldThreads, 0, this_stream()>>>(
         Weights(args, In::q, In::q_norm), Weights(args, In::v, In::v_norm), parts.dweights, dq, dv,
@@ -365,7 +352,6 @@ void memory_qv_backward_cuda(const OpArgs& args) {
     dxhat = View("memory_qv.dxhat", parts.dxhat, like.dtype, like.device, like.shape);
   }
   memory_norm_backward_cuda(NormCall(args, dxhat, parts.norm).args);
-  SideStream::join(kSmall);
 }
 
 size_t memory_qv_workspace_cuda(const OpArgs& args, bool backward) {
