@@ -2,7 +2,6 @@
 #pragma once
 
 #include "ops/common/carver.h"
-#include "ops/common/mma.cuh"
 #include "ops/fwpkm/cuda_group.cuh"
 
 namespace fwpkm {
@@ -18,8 +17,8 @@ struct FwpkmFound {
 
 // Where one kernel multiplies and selects, a warp multiplies kFwpkmTileTokens queries by kFwpkmUnit
 // sub-keys at a time. Packed sub-keys lie in the order in which its lanes want them: units, then
-// steps of kFwpkmStep columns, then groups of 8 sub-keys, and there a lane for each sub-key and 2
-// columns of the step's first 8, which also has those 2 of each of its other 8.
+// steps of kFwpkmStep columns, then groups of 8 sub-keys, and there a lane for each sub-key and 4
+// columns of the step's first half, which also has those 4 of its second half.
 inline constexpr int kFwpkmUnit = 32, kFwpkmStep = 32;
 
 // Memory for products of queries and sub-keys.
@@ -48,10 +47,8 @@ struct FwpkmProducts {
     if constexpr (kRun == 4) {
       if (tiled) {
         const int64_t step = int64_t{id / kFwpkmUnit} * (call.half / kFwpkmStep) + c / kFwpkmStep;
-        const int64_t lane = (step * 4 + id % kFwpkmUnit / 8) * 32 + id % 8 * 4 + c % 8 / 2;
-        bf16* to = keys + before + lane * 8 + c % kFwpkmStep / 8 * 2;
-        *reinterpret_cast<uint32_t*>(to) = pack_two(x[0], x[1]);
-        *reinterpret_cast<uint32_t*>(to + 8) = pack_two(x[2], x[3]);  // the next lane's
+        const int64_t lane = (step * 4 + id % kFwpkmUnit / 8) * 32 + id % 8 * 4 + c % 16 / 4;
+        store_wide(keys + before + lane * 8 + c % kFwpkmStep / 16 * 4, x);
         return;
       }
     }

@@ -9,93 +9,45 @@ namespace {
 
 using namespace tiles;
 
-// Whether a token goes by its candidates.
-__device__ bool has_list(const Tile& tile, int i) {
-  const int count = tile.memory.counts[i];
-  return count >= tile.call.k && count <= kNear;
-}
-// Token `number` of a warp.
-__device__ int warp_token(int number) {
-  return number * kFwpkmWarps + static_cast<int>(threadIdx.x / 32);
-}
-
-// What a warp looks at together, in m.walks: sub-keys of its tokens, by the place of the first in
-// m.near. -> how often it looks.
-__device__ int plan_walk(const Tile& tile) {
-  Memory& m = tile.memory;
-  const int lane = threadIdx.x % 32, i = warp_token(lane);
-  int count = 0;
-  if (i < tile.count && has_list(tile, i)) {
-    count = (m.counts[i] + kTogether - 1) / kTogether;
-  }
-  int end = count;
-#pragma unroll
-  for (int step = 1; step < kTile / kFwpkmWarps; step *= 2) {
-    const int other = __shfl_up_sync(kWholeWarp, end, step);
-    end += lane >= step ? other : 0;
-  }
-  uint16_t* walk = m.walks[threadIdx.x / 32] + end - count;
-#pragma unroll 1
-  for (int at = 0; at < count; ++at) {
-    walk[at] = static_cast<uint16_t>(i * kNear + at * kTogether);
-  }
-  __syncwarp();
-  return __shfl_sync(kWholeWarp, end, kTile / kFwpkmWarps - 1);
-}
-
-// Eight lanes have a sub-key. Lane l has what lanes l, l + 8, l + 16 and l + 24 have where a warp
-// does the same (find_closeness), and adds it up in the order of warp_sum.
+// Eight lanes have a pair. Lane l has what lanes l, l + 8, l + 16 and l + 24 have where a warp does
+// the same (find_closeness), and adds it up in the order of warp_sum.
 template <bool kDot, bool kWhole>
-struct Look {
+struct Pair {
   static constexpr int kParts = 4;
-  using Columns = float[kParts][2][4];
-  int place;
-  uint32_t id;  // as key_of has it, 0 past the end
-  Columns key;
+  int number;
+  float key[kParts][2][4];
 
-  // Calls fn(part, group, column) for the lane's runs of four columns, from the lane's first on.
+  // Calls fn(part, group, column) for the lane's runs of four columns.
   template <typename Fn>
-  static __device__ void for_runs(Fn&& fn) {
+  static __device__ void for_runs(const Tile& tile, Fn&& fn) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
-        fn(part, g, g * 128 + part * 32);
+        const int c = g * 128 + part * 32 + static_cast<int>(threadIdx.x % 8) * 4;
+        if (kWhole || c < tile.call.half) {
+          fn(part, g, c);
+        }
       }
     }
   }
-  // `keys`: the lane's first column.
-  __device__ void fetch(const Tile& tile, const float* keys, int at) {
-    place = at;
-    const uint32_t number = (&tile.memory.near[0][0])[at];
-    id = number == kNobody ? 0 : ~number;
-    keys += static_cast<uint64_t>(number % kNobody) * static_cast<uint32_t>(tile.call.half);
-    for_runs([&](int part, int g, int c) {
-      if (kWhole || c < tile.call.half) {  // a multiple of 32: all lanes or none
-        load_run(keys + c, key[part][g]);
-      } else {
-        key[part][g][0] = key[part][g][1] = key[part][g][2] = key[part][g][3] = 0;  // as queries
-      }
-    });
+  __device__ void fetch(const Tile& tile, const float* keys, int at, int count) {
+    number = tile.memory.pairs[min(at, count - 1)];
+    keys += number / kTile * tile.call.half;
+    for_runs(tile, [&](int part, int g, int c) { load_run(keys + c, key[part][g]); });
   }
-  static __device__ void get_query(const Tile& tile, int token, Columns& q) {
-    const bf16* from = &tile.memory.q[token][threadIdx.x % 8 * 4];
-    for_runs([&](int part, int g, int c) {
-      const uint2 four = *reinterpret_cast<const uint2*>(from + c);
-      const float2 low = unpack_two(four.x), high = unpack_two(four.y);
-      q[part][g][0] = low.x;
-      q[part][g][1] = low.y;
-      q[part][g][2] = high.x;
-      q[part][g][3] = high.y;
-    });
-  }
-  __device__ void find(const Tile& tile, const Columns& q) const {
+  __device__ void look(const Tile& tile, bool here) const {
+    Memory& m = tile.memory;
+    const int token = number % kTile;
     float sums[kParts] = {};
-    for_runs([&](int part, int g, int) {
+    for_runs(tile, [&](int part, int g, int c) {
+      const uint2 four = *reinterpret_cast<const uint2*>(&m.q[token][c]);
+      const float2 low = unpack_two(four.x), high = unpack_two(four.y);
+      const float x[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
       for (int a = 0; a < 4; ++a) {
-        const float x = q[part][g][a], y = kDot ? key[part][g][a] : x - key[part][g][a];
-        sums[part] = fmaf(kDot ? x : y, y, sums[part]);
+        const float y = kDot ? key[part][g][a] : x[a] - key[part][g][a];
+        sums[part] = fmaf(kDot ? x[a] : y, y, sums[part]);
       }
     });
     float sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
@@ -103,50 +55,32 @@ struct Look {
     for (int step = 4; step > 0; step /= 2) {
       sum += __shfl_xor_sync(kWholeWarp, sum, step);
     }
-    // A sum of squares has no sign: that is order_of(-sum), but for 0, which is still the best.
-    const uint32_t order = kDot ? order_of(sum) : ~__float_as_uint(sum) & 0x7fffffffu;
-    (&tile.memory.lists[0][0])[place] =  // all eight lanes the same
-        static_cast<uint64_t>(id != 0 ? order : 0) << 32 | id;
+    if (here && threadIdx.x % 8 == 0) {
+      m.lists[token][atomicAdd(&m.filled[token], 1)] =
+          key_of(order_of(kDot ? sum : -sum), number / kTile);
+    }
   }
 };
 
-// Fills the lists: up to a multiple of kTogether, with zeros at the end. While some sub-keys are at
-// work the next ones are on their way; a query stays in registers.
+// How close the pairs are. While one is at work the sub-key of the next is on its way.
 template <bool kDot, bool kWhole>
 __device__ void look_closely(const Tile& tile) {
-  using Looks = Look<kDot, kWhole>;
-  const float* keys = tile.call.keys +
-                      static_cast<int64_t>(tile.book) * tile.call.n * tile.call.half +
-                      threadIdx.x % 8 * 4;
-  const int count = plan_walk(tile);
+  constexpr int kTogether = kFwpkmThreads / 8;
+  const int count = tile.memory.pair_count;
   if (count == 0) {
     return;
   }
-  const uint16_t* walk = tile.memory.walks[threadIdx.x / 32];
-  const int group = static_cast<int>(threadIdx.x % 32) / 8;
-  typename Looks::Columns q;
-  int held = -1;
-  const auto fetch = [&](int number, Looks& next) {
-    next.fetch(tile, keys, walk[min(number, count - 1)] + group);
-    __syncwarp();  // or the compiler would put it off
-  };
-  const auto find = [&](const Looks& now) {
-    if (now.place / kNear != held) {
-      held = now.place / kNear;
-      Looks::get_query(tile, held, q);
-    }
-    now.find(tile, q);
-  };
-  Looks a, b;
-  fetch(0, a);
+  const float* keys =
+      tile.call.keys + static_cast<int64_t>(tile.book) * tile.call.n * tile.call.half;
+  int at = static_cast<int>(threadIdx.x) / 8;
+  Pair<kDot, kWhole> a, b;
+  a.fetch(tile, keys, at, count);
 #pragma unroll 1
-  for (int number = 0; number < count; number += 2) {
-    fetch(number + 1, b);
-    find(a);
-    fetch(number + 2, a);
-    if (number + 1 < count) {
-      find(b);
-    }
+  for (int begin = 0; begin < count; begin += 2 * kTogether, at += 2 * kTogether) {
+    b.fetch(tile, keys, at + kTogether, count);
+    a.look(tile, at < count);
+    a.fetch(tile, keys, at + 2 * kTogether, count);
+    b.look(tile, at + kTogether < count);
   }
 }
 
@@ -156,17 +90,15 @@ __device__ void sort_lists(const Tile& tile) {
   const int side = tile.book % 2;
 #pragma unroll 1
   for (int i = threadIdx.x / 16; i < tile.count; i += kFwpkmThreads / 16) {
-    const int count = has_list(tile, i) ? m.counts[i] : 0;
+    const bool listed = (m.all[i / 32] >> i % 32 & 1) == 0;
+    const int count = listed ? m.filled[i] : 0;
 #pragma unroll 1
     for (int a = threadIdx.x % 16; a < count; a += 16) {
       const uint64_t key = m.lists[i][a];
       int rank = 0;
-#pragma unroll 1
-      for (int b = 0; b < count; b += kTogether) {
-#pragma unroll
-        for (int u = 0; u < kTogether; ++u) {
-          rank += static_cast<int>(m.lists[i][b + u] > key);
-        }
+#pragma unroll 4
+      for (int b = 0; b < count; ++b) {
+        rank += m.lists[i][b] > key ? 1 : 0;
       }
       if (rank < tile.call.k) {
         const float closeness = score_of(static_cast<uint32_t>(key >> 32));
@@ -305,7 +237,7 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
   for (int step = 0; step < kStages - 1; ++step) {
     feed.fetch(tile);
   }
-  load_norms<kDot>(tile, slack);
+  load_norms(tile, slack);
   __syncthreads();
   Hits earlier{}, last{};
   find_candidates<kDot>(tile, &feed, &earlier, &last);
@@ -317,19 +249,29 @@ __global__ void __launch_bounds__(kFwpkmThreads, 2)
       for_hits(before == 1 ? earlier : last, unit - before * kFwpkmWarps, fn);
     }
   };
+  for_all([&](int i, int) { atomicAdd(&m.counts[i], 1); });
+  __syncthreads();  // from here on there are lists where packed sub-keys were
+  if (warp < kTile / 32) {
+    const int i = threadIdx.x;
+    const bool all = i >= tile.count || m.counts[i] < call.k || m.counts[i] > kNear;
+    const unsigned vote = __ballot_sync(kWholeWarp, all);
+    if (i % 32 == 0) {
+      m.all[warp] = vote;
+    }
+  }
+  __syncthreads();
   for_all([&](int i, int id) {  // in any order: what comes of them is sorted
-    const int at = atomicAdd(&m.counts[i], 1);
-    if (at < kNear) {
-      m.near[i][at] = static_cast<uint16_t>(id);
+    if ((m.all[i / 32] >> i % 32 & 1) == 0) {
+      m.pairs[atomicAdd(&m.pair_count, 1)] = static_cast<uint16_t>(id * kTile + i);
     }
   });
-  __syncthreads();  // from here on there are lists where packed sub-keys were
+  __syncthreads();
   look_closely<kDot, kWhole>(tile);
-  const int own = warp_token(static_cast<int>(threadIdx.x % 32));
-  unsigned others = __ballot_sync(kWholeWarp, own < tile.count && !has_list(tile, own));
 #pragma unroll 1
-  for (; others != 0; others &= others - 1) {
-    take_from_all(tile, warp_token(__ffs(static_cast<int>(others)) - 1));
+  for (int i = warp; i < tile.count; i += kFwpkmWarps) {
+    if ((m.all[i / 32] >> i % 32 & 1) != 0) {
+      take_from_all(tile, i);
+    }
   }
   __syncthreads();
   sort_lists(tile);

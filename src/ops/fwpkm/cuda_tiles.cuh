@@ -13,17 +13,15 @@
 namespace fwpkm::tiles {
 
 inline constexpr int kTile = kFwpkmTileTokens, kUnit = kFwpkmUnit;
-inline constexpr int kMost = 512;             // sub-keys
-inline constexpr int kBest = 8;               // of a token, at most
-inline constexpr int kNear = 64;              // sub-keys of a token that can be looked at closely
-inline constexpr int kTogether = 4;           // that a warp looks at together
-inline constexpr uint32_t kNobody = 1 << 15;  // no sub-key
-inline constexpr int kStages = 3;             // steps of packed sub-keys on their way
-inline constexpr int kColumnsHeld = 256;      // of a query
-inline constexpr int kPitch = 264;            // of a query: eight rows meet all banks once
-inline constexpr int kTopPitch = 36;          // so that a warp's best of groups meet no bank twice
-inline constexpr int kRows = 8;               // of the tile, and
-inline constexpr int kColumns = 8;            // of a unit, that a lane has numbers of
+inline constexpr int kMost = 512;         // sub-keys
+inline constexpr int kBest = 8;           // of a token, at most
+inline constexpr int kNear = 64;          // sub-keys of a token that can be looked at closely
+inline constexpr int kStages = 3;         // steps of packed sub-keys on their way
+inline constexpr int kColumnsHeld = 256;  // of a query
+inline constexpr int kPitch = 272;        // of a query: four rows meet all banks once
+inline constexpr int kTopPitch = 36;      // so that a warp's best of groups meet no bank twice
+inline constexpr int kRows = 8;           // of the tile, and
+inline constexpr int kColumns = 8;        // of a unit, that a lane has numbers of
 
 struct Selected {
   float scores[2][kTile][kBest];
@@ -46,14 +44,12 @@ struct Memory {
     float tops[kTile][kTopPitch];  // until the last threshold is known
     Selected selected;
   };
-  union {
-    float norms[kMost];  // until all products are made
-    uint16_t walks[kFwpkmWarps][kTile / kFwpkmWarps * kNear / kTogether];
-  };
-  // Sub-keys that are looked at closely, if they are no more than that; kNobody past the end.
-  alignas(16) uint16_t near[kTile][kNear];
+  float norms[kMost];
+  uint16_t pairs[kTile * kNear];  // that are looked at closely: sub-key times kTile plus token
   float slack[kTile], least[kTile];
-  int counts[kTile], tokens[kTile];  // sub-keys that are near; numbers in the batch
+  int counts[kTile], filled[kTile], tokens[kTile];
+  int pair_count;
+  uint32_t all[2];  // tokens that cannot go by candidates, or are not there
   int others_done;
 };
 
@@ -93,12 +89,7 @@ __device__ inline void load_queries(const Tile& tile) {
   if (threadIdx.x < kTile) {
     const int i = min(static_cast<int>(threadIdx.x), tile.count - 1);
     m.tokens[threadIdx.x] = tile.span.token(tile.first + i);
-    m.counts[threadIdx.x] = 0;
-  }
-#pragma unroll
-  for (int at = 0; at < kTile * kNear / 8; at += kFwpkmThreads) {
-    constexpr uint32_t kTwo = kNobody << 16 | kNobody;
-    reinterpret_cast<uint4*>(m.near)[at + threadIdx.x] = {kTwo, kTwo, kTwo, kTwo};
+    m.counts[threadIdx.x] = m.filled[threadIdx.x] = m.pair_count = 0;
   }
   __syncthreads();
 #pragma unroll 1
@@ -134,17 +125,14 @@ __device__ inline void load_queries(const Tile& tile) {
     }
   }
 }
-// What products are less than closeness, and past the end no number; and how far below the k-th
-// best a token's sub-keys can be and be among the best.
-template <bool kDot>
+// Norms, and how far below the k-th best a token's sub-keys can be and be among the best.
 __device__ inline void load_norms(const Tile& tile, const FwpkmSlack& slack) {
   Memory& m = tile.memory;
   float most = 0;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < tile.passes() * kFwpkmThreads; i += kFwpkmThreads) {
-    const bool here = i < tile.call.n;
-    const float norm = here ? tile.work.norms[tile.book * tile.work.padded + i] : 0.0f;
-    m.norms[i] = !here ? NAN : kDot ? 0.0f : norm;
+  for (int i = threadIdx.x; i < tile.work.padded; i += kFwpkmThreads) {
+    const float norm = tile.work.norms[tile.book * tile.work.padded + i];
+    m.norms[i] = norm;
     most = fmaxf(most, norm);
   }
   most = block_max<kFwpkmThreads>(most);
@@ -184,11 +172,12 @@ struct Feed {
   }
 };
 
-// Products of all queries with a unit.
+// Products of all queries with a unit. Columns come in another order than a product has them, the
+// same in both factors: a lane's four are neighbours.
 __device__ inline void multiply_unit(const Tile& tile, Feed* feed, float (&sums)[4][4][4]) {
   const Memory& m = tile.memory;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bf16* q = down_first(&m.q[0][0], kPitch);
+  const bf16* q = &m.q[lane / 4][lane % 4 * 4];
 #pragma unroll 1
   for (int s = 0; s < tile.steps(); ++s, q += kFwpkmStep) {
     // One ahead of where the next fetch goes: all of the ring but that is on its way.
@@ -203,8 +192,10 @@ __device__ inline void multiply_unit(const Tile& tile, Feed* feed, float (&sums)
     for (int rows = 0; rows < 4; ++rows) {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
-        uint32_t a[4];
-        load_pieces(a, q + rows * 16 * kPitch + part * 16);
+        const bf16* from = q + rows * 16 * kPitch + part * 16;
+        const uint2 upper = *reinterpret_cast<const uint2*>(from);
+        const uint2 lower = *reinterpret_cast<const uint2*>(from + 8 * kPitch);
+        const uint32_t a[4] = {upper.x, lower.x, upper.y, lower.y};
 #pragma unroll
         for (int group = 0; group < 4; ++group) {
           mma(sums[rows][group], a, part == 0 ? b[group].x : b[group].z,
@@ -222,11 +213,12 @@ __device__ inline void to_closeness(const Tile& tile, int unit, float (&sums)[4]
   const int pair = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int column = 0; column < kColumns; ++column) {
-    const float norm = tile.memory.norms[unit * kUnit + column / 2 * 8 + pair + column % 2];
+    const int id = unit * kUnit + column / 2 * 8 + pair + column % 2;
+    const float norm = tile.memory.norms[id];
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       float& x = sums[row / 2][column / 2][row % 2 * 2 + column % 2];
-      x = kDot ? x - norm : fmaf(2.0f, x, -norm);
+      x = id >= tile.call.n ? NAN : kDot ? x : fmaf(2.0f, x, -norm);
     }
   }
 }
