@@ -49,8 +49,8 @@ struct RowSumPlan {
   }
   // Three numbers for each place of the list, in memory that is free once it is sorted: weights and
   // dots in its order, and where in the list each place is.
-  float* list_weights() const { return reinterpret_cast<float*>(sort); }
-  int32_t* in_list() const { return reinterpret_cast<int32_t*>(sort) + count; }
+  __host__ __device__ float* list_weights() const { return reinterpret_cast<float*>(sort); }
+  __host__ __device__ int32_t* in_list() const { return reinterpret_cast<int32_t*>(sort) + count; }
   float* list_dots() const { return reinterpret_cast<float*>(numbers); }
 };
 
