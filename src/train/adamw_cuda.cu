@@ -204,19 +204,12 @@ void cut(const AdamWGpu::Part& part, int64_t length, std::vector<Piece>* pieces)
   }
 }
 
-void launch_update(const Pieces& pieces, const Numbers* numbers, const Found* found, size_t shared,
-                   cudaStream_t stream) {
-  if (pieces.count > 0) {
-    update_kernel<<<static_cast<unsigned>(pieces.count), kThreads, shared, stream>>>(
-        pieces.all, numbers, found);
-    check_launch("adamw");
-  }
-}
-
 }  // namespace
 
 struct AdamWGpu::Memory {
-  Pieces pieces, early, late;  // all; those of parts that are not late; the others, smaller
+  Pieces pieces;      // of all parts, first those that are not late
+  int64_t early = 0;  // as many are those
+  Pieces late;        // smaller ones of the others
   double* partial = nullptr;
   Numbers *numbers = nullptr, *staged = nullptr;  // the second in memory of the host
   Found *found = nullptr, *seen = nullptr;
@@ -239,21 +232,26 @@ struct AdamWGpu::Memory {
 };
 
 AdamWGpu::AdamWGpu(const std::vector<Part>& parts) : memory_(std::make_unique<Memory>()) {
-  std::vector<Piece> all, early, late;
+  std::vector<Piece> all, late, smaller;
   for (const Part& part : parts) {
-    cut(part, kPiece, &all);
-    cut(part, part.late ? kLatePiece : kPiece, part.late ? &late : &early);
+    cut(part, kPiece, part.late ? &late : &all);
+    if (part.late) {
+      cut(part, kLatePiece, &smaller);
+    }
   }
   Memory& m = *memory_;
+  m.early = static_cast<int64_t>(all.size());
+  all.insert(all.end(), late.begin(), late.end());
   m.pieces.put(all);
-  m.early.put(early);
-  m.late.put(late);
-  int least = 0, greatest = 0;
-  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
-  check_cuda(cudaStreamCreateWithPriority(&m.beside, cudaStreamNonBlocking, least),
-             "making a stream");
-  check_cuda(cudaEventCreateWithFlags(&m.updated, cudaEventDisableTiming), "making an event");
-  check_cuda(cudaEventRecord(m.updated, m.beside), "ordering streams");
+  m.late.put(smaller);
+  if (m.late.count > 0) {
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
+    check_cuda(cudaStreamCreateWithPriority(&m.beside, cudaStreamNonBlocking, least),
+               "making a stream");
+    check_cuda(cudaEventCreateWithFlags(&m.updated, cudaEventDisableTiming), "making an event");
+    check_cuda(cudaEventRecord(m.updated, m.beside), "ordering streams");
+  }
   m.partial = allocate<double>(m.pieces.count);
   m.numbers = allocate<Numbers>(1);
   m.found = allocate<Found>(1);
@@ -292,7 +290,11 @@ void AdamWGpu::enqueue_norm() {
 
 void AdamWGpu::enqueue_update() {
   const Memory& m = *memory_;
-  launch_update(m.early, m.numbers, m.found, 0, this_stream());
+  if (m.early > 0) {
+    update_kernel<<<static_cast<unsigned>(m.early), kThreads, 0, this_stream()>>>(
+        m.pieces.all, m.numbers, m.found);
+    check_launch("adamw");
+  }
 }
 
 void AdamWGpu::start_late() {
@@ -303,7 +305,9 @@ void AdamWGpu::start_late() {
   // No graph that waits for the event may be under way when it is recorded again.
   cuda::synchronize();
   const cudaStream_t stream = Profile::waiting() ? this_stream() : m.beside;
-  launch_update(m.late, m.numbers, m.found, kLateShared, stream);
+  update_kernel<<<static_cast<unsigned>(m.late.count), kThreads, kLateShared, stream>>>(
+      m.late.all, m.numbers, m.found);
+  check_launch("adamw late");
   check_cuda(cudaEventRecord(m.updated, stream), "ordering streams");
 }
 

@@ -79,8 +79,8 @@ struct FwpkmMarginals {
 
 // Sorts a chunk's reads by slot.
 void group_reads(const FwpkmCall& call, const FwpkmLists& lists, const FwpkmSpan& span);
-// Groups its selections, which were counted, by sub-key, right after another kernel (launch_next),
-// and finds the marginals if there is p.
+// Groups its selections, which were counted, by sub-key, and finds the marginals if there is p.
+// `next`: right after another kernel on the same stream (launch_next).
 void group_selections(const FwpkmCall& call, const FwpkmGroups& groups, const FwpkmSpan& span,
                       const FwpkmTally& tally, const FwpkmMarginals& marginals, bool next);
 

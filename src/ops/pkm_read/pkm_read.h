@@ -20,7 +20,7 @@ struct PkmSettings {
 };
 inline constexpr int64_t kPkmSquares = 1 + (int64_t{1} << 15);
 // On a GPU forward saves its reads sorted by slot, with all that sorting takes: how many int32 that
-// is.
+// is, at least what RowSumPlan takes of its list (pkm_list asks).
 constexpr int64_t pkm_list_size(int64_t reads) {
   return (21 * reads + (int64_t{1} << 17)) / 4 + 1;
 }
